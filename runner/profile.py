@@ -225,6 +225,9 @@ class LayerProfile:
         trained_shapes: the shapes of its trainable parameters; empty = not known.
         moves: what is moved to the host's memory and back. A measured profile has none;
             :func:`runner.memory.solve.adjust.adjusted` writes it.
+        home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: weights that are at home in the host's memory,
+            with their gradients and states; what they take on the device while they are used is in other figures.
+            A measured profile has none; :func:`runner.plan.weights.with_units` writes it.
     """
 
     name: str
@@ -261,6 +264,9 @@ class LayerProfile:
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
     moves: LayerMoves = LayerMoves()
+    home_weight_bytes: int = 0
+    home_gradient_bytes: int = 0
+    home_optimizer_bytes: int = 0
 
     @property
     def moved_bytes(self) -> int:

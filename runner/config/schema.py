@@ -180,11 +180,16 @@ class ZeroConfig:
 
 @dataclass
 class OffloadConfig:
-    """What is moved off the device; ``name`` is a preset of the three."""
+    """What is moved off the device; ``name`` is a preset of the four."""
 
     name: str = "none"
     optimizer: str = "none"  # cpu, nvme: optimizer states and their update; needs zero.stage
     parameters: str = "none"  # cpu, nvme: weights between their uses; needs zero.stage=3
+    weights: str = "none"  # a strategy: which weights are in host memory, and on the device while they are used
+    blocks: int | None = None  # weights=blockswap: how many of each stage's blocks are in host memory
+    fraction: float | None = None  # weights=granular: this share of each stage's layers; null = what memory_limit asks
+    frozen_only: bool = False  # with weights: only frozen ones, which nobody writes back
+    drive: str | None = None  # folder on a drive: moved activations, or weights, are in files there, not in host memory
     activations: str = "none"  # save_on_cpu, or a strategy: which saved tensors are in host memory until their backward
     ratio: float = 1.0  # share of the optimizer states that is offloaded
     nvme_path: str | None = None  # folder on the NVMe drive

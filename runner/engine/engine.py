@@ -47,10 +47,13 @@ from runner.engine.weights.store import StageWeights, WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
 from runner.engine.works.lent import Lent
 from runner.engine.works.offloaded import Offloaded
+from runner.engine.works.swapped import Swapped
 from runner.engine.works.versioned import Versioned
 from runner.engine.works.work import Filler, Work, Works
 from runner.errors import RunFailedError
+from runner.memory.apply.drive import DriveFolder
 from runner.memory.apply.install import StageOffload
+from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
@@ -77,9 +80,12 @@ class Engine:
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
         keep: makes the gradients of a stage.
         prediction: the weights that are predicted; None: none are.
+        offload: moves what stages save to the host's memory; None: it stays.
+        swap: lends the device the weights that are at home in the host's memory; None: all weights stay on the device.
 
     Attributes:
         tags: describes each of this rank's parameters, by global name.
+        swap: see above.
         stores: the weights of each stage whose forwards or backwards do not always use the newest ones.
         waves: the exchange of each stage, where replicas exchange changes of weights instead of gradients.
     """
@@ -99,6 +105,7 @@ class Engine:
         keep: Keep = StageGradients,
         prediction: Prediction | None = None,
         offload: StageOffload | None = None,
+        swap: WeightSwap | None = None,
     ) -> None:
         schedule = training.schedule
         self.view = view
@@ -107,6 +114,7 @@ class Engine:
         self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
         self._sharding = sharding
         self._offload = offload
+        self.swap = swap
         self.tags = dict(tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
         self.stores = _stores(self.stages, schedule, prediction)
@@ -163,6 +171,8 @@ class Engine:
             works.append(Lent(self._rank))
         if self._offload is not None:
             works.append(Offloaded(self._rank, self._offload))
+        if self.swap is not None:
+            works.append(Swapped(self.swap))
         return Works(works)
 
     @property
@@ -221,12 +231,20 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients; and
-        bytes of activations that it has moved to the host's memory and back."""
+        """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients; bytes
+        of activations that it has moved to the host's memory and back; and those of weights that have come from there
+        and of their gradients that have gone there."""
         sent = self._executor.bytes_sent
         activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
         moved = self._offload.mover.bytes_moved if self._offload is not None else 0
-        return {"activation": activations, "gradient": sent[Payload.GRADIENT], "host_activations": moved}
+        swapped = (self.swap.weights_moved, self.swap.gradients_moved) if self.swap is not None else (0, 0)
+        return {
+            "activation": activations,
+            "gradient": sent[Payload.GRADIENT],
+            "host_activations": moved,
+            "host_weights": swapped[0],
+            "host_weight_gradients": swapped[1],
+        }
 
     def attach_optimizer(
         self,
@@ -349,6 +367,8 @@ class Engine:
             RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or copies of weights
                 on several ranks differ.
         """
+        if self.options.offload_drive is not None:
+            DriveFolder(self.options.offload_drive).require()
         self.timeline.begin(self._step)
         self._buffers_at_start = self._versions_of_buffers()
         if self._begin_step is not None:
@@ -438,6 +458,8 @@ class Engine:
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         if self._offload is not None:
             self._offload.mover.bytes_moved = 0
+        if self.swap is not None:
+            self.swap.weights_moved = self.swap.gradients_moved = 0
         measured, self._rank.timeline = self.timeline, own
         return measured
 
@@ -464,6 +486,8 @@ class Engine:
             return False
         self._rank.windows.clear()
         self._executor.abandon(())
+        if self.swap is not None:
+            self.swap.abandon()
         self._ends.close()
         return True
 
@@ -478,6 +502,8 @@ class Engine:
         self._headers.drain()
         if self._offload is not None:
             self._offload.mover.require_empty()
+        if self.swap is not None:
+            self.swap.require_empty()
 
     # One window
 

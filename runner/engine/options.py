@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -37,6 +38,7 @@ class EngineOptions:
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
         offload_delay_seconds: delay that is added to every move of activations to the host or back, for experiments.
+        offload_drive: folder of a drive in whose files moved activations or weights lie; None: they are in host memory.
         offload_bytes_per_second: speed to which these moves are slowed down, for experiments; None: they are not.
         metrics: what is measured at validations beside the loss; the same on every rank.
     """
@@ -59,6 +61,7 @@ class EngineOptions:
     link_bytes_per_second: float | None = None
     offload_delay_seconds: float = 0.0
     offload_bytes_per_second: float | None = None
+    offload_drive: Path | None = None
     metrics: tuple[Metric, ...] = ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     their inputs and count nothing. The backward pass is tracked too, because on the CPU it runs in the calling thread.
     On the CPU the peak equals the allocator's to the byte.
 
+    What is made from tensors of the host's memory alone is the host's, too, as on a machine whose device has its own.
+
     Attributes:
         live: bytes alive now.
         peak: most bytes alive at once since the last :meth:`reset_peak`.
@@ -46,6 +49,12 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_host: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Count neither these tensors, which stand for those of a host, nor what is made from them alone."""
+        for tensor in tensors:
+            self._of_host.add(tensor.untyped_storage())
 
     def reset_peak(self) -> None:
         """Set the peak to what is alive now."""
@@ -54,7 +63,7 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watch(self, tensor: Tensor) -> None:
         """Count the storage of a tensor that was made outside the mode, once, until it is freed."""
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._seen or storage in self._of_host:
             return
         self._seen.add(storage)
         num_bytes = storage.nbytes()
@@ -75,7 +84,10 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         made = _strided(result)
         if made:
-            given = {id(tensor.untyped_storage()) for tensor in _strided((args, kwargs))}
+            storages = [tensor.untyped_storage() for tensor in _strided((args, kwargs))]
+            given = {id(storage) for storage in storages}
+            if self._of_host and storages and all(storage in self._of_host for storage in storages):
+                self.leave_out(made)
             for tensor in made:
                 if id(tensor.untyped_storage()) not in given:
                     self.watch(tensor)

@@ -31,7 +31,7 @@ from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
-from runner.plan.time.predict import predict_time, stage_costs
+from runner.plan.time.predict import Swap, predict_time, stage_costs
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -188,7 +188,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
     draft = _ordered_by_profile(draft, stages.figures)
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
-    time = _time(draft, program, stages.figures, stage_seconds)
+    time = _time(draft, program, stages, stage_seconds)
     return RunPlan(
         layout=layout.to_json(),
         topology=Topology.grid(layout.pipeline, layout.data, layout.tensor, placement=schedule.rows),
@@ -208,6 +208,8 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
         host_activation_bytes=host_activation_bytes(draft, stages.figures),
+        weights=stages.weights,
+        turns=stages.turns,
     )
 
 
@@ -220,9 +222,8 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
     return replace(draft, schedule=executed_schedule(draft.config, costs))
 
 
-def _time(
-    draft: Draft, program: Program, figures: Sequence[StageFigures], stage_seconds: StageSeconds | None
-) -> TimePrediction:
+def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSeconds | None) -> TimePrediction:
+    figures = stages.figures
 
     def adjusted(costs: StageCosts) -> StageCosts:
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
@@ -240,6 +241,7 @@ def _time(
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
         at_once=draft.shared.at_once(draft.layout.data) if draft.shared is not None else None,
+        swap=Swap(stages.weights, stages.turns),
     )
 
 
@@ -264,6 +266,7 @@ def _notes(
         *short_sample_notes(draft.config, draft.profile),
         *kept,
         *_host_notes(draft, stages.figures, time),
+        *_swap_notes(draft, stages, time),
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),
         *_link_notes(draft, measured=measured),
@@ -282,12 +285,7 @@ def _host_notes(draft: Draft, figures: Sequence[StageFigures], time: TimePredict
     moved, name = host_activation_bytes(draft, figures), draft.config.offload.activations
     if not moved:
         return ()
-    if not time.host_seconds:
-        waits = "the measured seconds contain what waits for them"
-    elif draft.host_link.bytes_per_second is None:
-        waits = "the host link's speed is not known, they count as free: set hardware.host_link_bytes_per_second"
-    else:
-        waits = f"a rank's computes wait up to {format_seconds(max(time.host_seconds))} for them"
+    waits = _host_waits(draft, time)
     lines = [
         f"offload.activations={name}: {format_bytes(round(moved))} of activations a step go to the host's memory and "
         f"as many come back; {waits}"
@@ -297,6 +295,34 @@ def _host_notes(draft: Draft, figures: Sequence[StageFigures], time: TimePredict
             f"offload.activations={name}: on the CPU they stay in this machine's memory, which no limit counts"
         )
     return tuple(lines)
+
+
+def _swap_notes(draft: Draft, stages: Stages, time: TimePrediction) -> tuple[str, ...]:
+    """Notes about the weights that are at home in the host's memory."""
+    name = draft.config.offload.weights
+    if not stages.turns:
+        return () if name == "none" else (f"offload.weights={name}: everything fits, and no weights move",)
+    layers = [sum(unit.last - unit.first + 1 for unit in units) for units in stages.weights.stages]
+    home = format_bytes(sum(figures.home_bytes for figures in stages.figures))
+    fetched = format_bytes(sum(rank.traffic.weights for rank in stages.turns))
+    sent = format_bytes(sum(rank.traffic.gradients for rank in stages.turns))
+    waits = _host_waits(draft, time)
+    lines = [
+        f"offload.weights={name}: weights of {', '.join(map(str, layers))} layers of the stages, {home} with gradients "
+        f"and states, are at home in the host's memory; {fetched} of weights come a step, and {sent} of gradients go; "
+        f"{waits}"
+    ]
+    if not draft.needs.accelerated:
+        lines.append(f"offload.weights={name}: on the CPU they stay in this machine's memory, which no limit counts")
+    return tuple(lines)
+
+
+def _host_waits(draft: Draft, time: TimePrediction) -> str:
+    if not time.host_seconds:
+        return "the measured seconds contain what waits for them"
+    if draft.host_link.bytes_per_second is None:
+        return "the host link's speed is not known, they count as free: set hardware.host_link_bytes_per_second"
+    return f"a rank's computes wait up to {format_seconds(max(time.host_seconds))} for them"
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from runner.errors import Problem
+from runner.memory.solve.residency import RankTurns, Traffic
 from runner.memory.solve.values import ActivationPlan
+from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.choice_notes import choice_document
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
@@ -181,6 +183,8 @@ class RunPlan:
         gradient_bytes_sent: bytes of gradients that all ranks send in a mean step; None: not predicted.
         host_activation_bytes: bytes of activations that all ranks move to their hosts' memory in a step; as many come
             back.
+        weights: which weights are at home in the host's memory.
+        turns: for each pipeline rank, when they are on the device; empty if none are at home there.
     """
 
     layout: dict[str, int]
@@ -203,6 +207,15 @@ class RunPlan:
     work: Work = Work()
     gradient_bytes_sent: float | None = None
     host_activation_bytes: float = 0.0
+    weights: WeightPlan = WeightPlan()
+    turns: tuple[RankTurns, ...] = ()
+
+    @property
+    def host_weight_bytes(self) -> Traffic:
+        """Bytes of weights that all ranks fetch from their hosts in a step, and of gradients that they send there."""
+        moved = [rank.traffic for rank in self.turns]
+        replicas = self.layout["data"]
+        return Traffic(replicas * sum(one.weights for one in moved), replicas * sum(one.gradients for one in moved))
 
     @property
     def has_bubble(self) -> bool:
@@ -272,9 +285,12 @@ class RunPlan:
             "bytes_moved": {
                 "weight_gradients": self.gradient_bytes_sent,
                 "host_activations": 2 * self.host_activation_bytes,
+                "host_weights": self.host_weight_bytes.weights,
+                "host_weight_gradients": self.host_weight_bytes.gradients,
             },
             "offload_seconds": list(self.host_seconds),
             **({"activation_choices": choice_document(self.activations.choices)} if self.activations.choices else {}),
+            **({"host_weights": self.weights.to_json()} if self.turns else {}),
             **self._schedule_and_work(),
         }
 

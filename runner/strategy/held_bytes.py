@@ -35,11 +35,15 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
         shards = [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]
     if sharding is None or "offload_param" not in sharding.settings["zero_optimization"]:
         weights += shards
-    found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": 0}
+    home = engine.swap.parameters if engine.swap is not None else []
+    at_home = _new_bytes([*home, *_states_of(optimizer, [each for each in home if each.requires_grad])], seen)
+    found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": at_home}
     kept = [gradients.reducer.state_dict().values() for gradients in engine.all_gradients]
     states = [*_states(optimizer), *(tensor for each in kept for entries in each for tensor in entries.values())]
     if sharding is None:
-        found["gradients"] = sum(gradients.num_bytes for gradients in engine.all_gradients)
+        gradients_at_home = sum(gradients.num_bytes_at_home for gradients in engine.all_gradients)
+        found["host"] += gradients_at_home
+        found["gradients"] = sum(gradients.num_bytes for gradients in engine.all_gradients) - gradients_at_home
         found["optimizer"] = _new_bytes(states, seen)
         return found
     _new_bytes(sharding.bucket_tensors(), seen)

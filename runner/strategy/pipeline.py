@@ -40,6 +40,7 @@ from runner.engine.works.watch import watch_of
 from runner.engine.works.work import Filler
 from runner.errors import Problem, RequestError, raise_problems
 from runner.memory.apply.install import install
+from runner.memory.apply.weight_swap import is_at_home
 from runner.model.compiled import compile_layers
 from runner.model.device import backend_of, device_of
 from runner.model.layers import StageModule
@@ -56,7 +57,7 @@ from runner.schedule.lowering.program import lower
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
 from runner.strategy.held_bytes import held_bytes
-from runner.strategy.offload import make_offload
+from runner.strategy.offload import make_offload, swap_weights
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
 
@@ -180,6 +181,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             self.meter = MemoryMeter(self.engine)
         else:
             self.model_to_device()  # an earlier run has moved it away at its end
+            if self.engine.swap is not None:
+                self.engine.swap.claim()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
@@ -243,6 +246,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             install(stage, program, to_host=activations.to_host, moving=self._moving, offload=offload)
             if self.options.compile:
                 compile_layers(stage, share=self.options.compile_share)
+        swap = swap_weights(self.plan, stages, module.ties, self.options, self.root_device, self._moving)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,
@@ -265,6 +269,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             keep=self._gradients_of,
             prediction=self.plan.prediction,
             offload=offload,
+            swap=swap,
         )
 
     def _moving(self) -> AbstractContextManager[None]:
@@ -452,10 +457,11 @@ class EngineStrategy(NamedCheckpointStrategy):
         self.engine.start_at(self.lightning_module.trainer.global_step)
         self.engine.compare_copies()
         assert self.meter is not None
-        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        # Step counters, which have no axis, are not counted in a new run either.
-        self.meter.watch(tensor for tensor in tensors if tensor.dim())
+        for optimizer in self.optimizers:
+            for weight, state in optimizer.state.items():
+                # Step counters, which have no axis, are not counted in a new run either.
+                tensors = [value for value in state.values() if isinstance(value, Tensor) and value.dim()]
+                (self.meter.leave_out if is_at_home(weight) else self.meter.watch)(tensors)
 
 
 def _one_copy(schedule: str) -> Problem:

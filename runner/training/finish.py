@@ -238,6 +238,8 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "weight_gradients": total("weight_gradients"),
         "optimizer_states": total("optimizer_states"),
         "host_activations": total("host_activations"),
+        "host_weights": total("host_weights"),
+        "host_weight_gradients": total("host_weight_gradients"),
     }
 
 

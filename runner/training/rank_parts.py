@@ -232,6 +232,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         link_bytes_per_second=config.transport.bytes_per_second,
         offload_delay_seconds=config.offload.delay_seconds,
         offload_bytes_per_second=config.offload.bytes_per_second,
+        offload_drive=None if config.offload.drive is None else Path(config.offload.drive),
         metrics=load_metrics(config.metrics),
     )
     device = device_type(config)

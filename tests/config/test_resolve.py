@@ -32,6 +32,7 @@ COMPANY = {
     },
     ("zero", "3"): ["parallelism.pipeline=1"],
     ("offload", "optimizer_cpu"): ["zero.stage=1"],
+    ("offload", "weights_l2l"): ["schedule=looped_bfs", "activation_checkpoint=full"],
     ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
     ("optimizer", "cpu_adam"): ["zero.stage=2"],

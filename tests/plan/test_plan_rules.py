@@ -44,6 +44,8 @@ REQUESTS = [
         for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw", "ampnet")
     ),
     *(request(name, offload__activations="async") for name in ("varuna", "ampnet")),
+    *(request(name, offload__weights="granular") for name in ("ampnet", "zb_h1", "varuna", "bpipe", "chimera")),
+    request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("pipefisher", optimizer__name="adamw"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),

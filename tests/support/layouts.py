@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -17,6 +17,7 @@ from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
 from runner.memory.apply.install import StageOffload
+from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.tags import tags_of
@@ -80,6 +81,7 @@ def make_engine(
     shared: bool = False,
     prediction: Prediction | None = None,
     offload: StageOffload | None = None,
+    swap: Callable[[Mapping[int, StageModule]], WeightSwap | None] | None = None,
     cut: Sequence[tuple[int, int]] | None = None,
     **options: Any,
 ) -> Engine:
@@ -87,7 +89,8 @@ def make_engine(
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
     ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas;
-    ``offload`` moves what stages save, on which ``prepare`` has installed it; ``cut`` has the first and last layer of
+    ``offload`` moves what stages save, on which ``prepare`` has installed it; ``swap`` takes weights of the stages home
+    to the host's memory; ``cut`` has the first and last layer of
     each stage, by default equal numbers of them.
     """
     position = transport.rank // data
@@ -114,6 +117,7 @@ def make_engine(
         tags=tags,
         prediction=prediction,
         offload=offload,
+        swap=swap(stages) if swap is not None else None,
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:

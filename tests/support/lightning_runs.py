@@ -54,6 +54,7 @@ def fit(
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
+        offload_drive=Path(config.offload.drive) if config.offload.drive is not None else None,
     )
     strategy = EngineStrategy(plan, options)
     data = load_datasets(config.data, config.seed)

@@ -81,9 +81,10 @@ def _slows_moves(path: str, default: str) -> Row[RunConfig]:
     return Row(
         path,
         lambda c: bool(value_at(c, path)) and c.offload.activations not in OFFLOADS,
-        f"belongs to offload.activations={' or '.join(OFFLOADS)}",
+        f"belongs to offload.activations={' or '.join(OFFLOADS)}, or offload.weights",
         "Other moves are not slowed down",
         fix=f"{path}={default}",
+        when=lambda c: c.offload.weights == "none",
     )
 
 

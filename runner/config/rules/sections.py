@@ -18,6 +18,7 @@ from runner.config.rules.precision import PRECISION_TABLES
 from runner.config.rules.request import KNOWN_NAMES, REQUEST_TABLES
 from runner.config.rules.table import Table
 from runner.config.rules.trainer import CHECKPOINT, TRAINER, may_be_called
+from runner.config.rules.weights import WEIGHTS
 from runner.config.rules.zero_table import DEEPSPEED_FILE, ZERO
 from runner.config.schema import RunConfig
 from runner.errors import Problem
@@ -29,6 +30,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *ADAPTER_TABLES,
     *EMBEDDING_TABLES,
     MEMORY,
+    WEIGHTS,
     ZERO,
     DEEPSPEED_FILE,
     *OPTIMIZER_TABLES,

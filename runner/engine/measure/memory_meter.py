@@ -13,6 +13,7 @@ import torch
 
 from runner.engine.engine import Engine
 from runner.engine.window import StepBatch
+from runner.memory.apply.weight_swap import is_at_home
 from runner.model.boundary import flatten
 from runner.model.live_tracker import LiveTracker
 
@@ -44,6 +45,7 @@ class MemoryMeter:
             self._to_track = min(_MOST_TRACKED_STEPS, engine.interval + 1)
         self._to_track += 2 * engine.overlap  # until the pipeline is full and all versions of the weights exist
         self._static = _static_bytes(engine, held)
+        self._at_home = engine.swap.parameters if engine.swap is not None else []
         self.watch(tensor for store in engine.stores.values() for tensor in store.held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -90,6 +92,11 @@ class MemoryMeter:
             for tensor in tensors:
                 self._tracker.watch(tensor)
 
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors as the host's, e.g. restored optimizer states of weights that are at home there."""
+        if not self._cuda:
+            self._tracker.leave_out(tensors)
+
     @contextlib.contextmanager
     def step(self, batch: StepBatch) -> Iterator[None]:
         self._steps += 1
@@ -98,6 +105,7 @@ class MemoryMeter:
             return
         for tensor in (*flatten(batch.inputs)[0], *flatten(batch.targets)[0]):
             self._tracker.watch(tensor)
+        self._tracker.leave_out(each for own in self._at_home for each in (own.data, own.grad) if each is not None)
         with self._tracker, _not_compiled() if self._compiled else contextlib.nullcontext():
             yield
 
@@ -111,5 +119,6 @@ def _not_compiled() -> contextlib.AbstractContextManager[None]:
 def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
     """Bytes of parameters, buffers and flat gradients, which are alive from before the first step to the end."""
     own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
-    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more)}
-    return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.all_gradients)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more) if not is_at_home(t)}
+    gradients = sum(each.num_bytes - each.num_bytes_at_home for each in engine.all_gradients)
+    return sum(held.values()) + gradients

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from runner.engine.transport.base import Handle, Transport
 from runner.engine.transport.counting import CountingTransport, SentBytes
 from runner.engine.update.reducer import PlainSum, Reducer
+from runner.memory.apply.weight_swap import is_at_home
 from runner.model.tags import ParameterTag
 from runner.optim.compression.rounds import GradientStep
 
@@ -45,14 +46,16 @@ class StageGradients:
         self.sent = SentBytes()
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
-        by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
+        by_kind: dict[tuple[torch.dtype, torch.device, bool], list[Parameter]] = defaultdict(list)
         for parameter in self.parameters:
-            by_kind[parameter.dtype, parameter.device].append(parameter)
+            by_kind[parameter.dtype, parameter.device, is_at_home(parameter)].append(parameter)
         self.flats: list[Tensor] = []
+        self.num_bytes_at_home = 0  # of the buffers, in the host's memory because their weights are at home there
         self._views: list[tuple[Parameter, Tensor]] = []
         for members in by_kind.values():
             flat, views = _flat_gradient(members)
             self.flats.append(flat)
+            self.num_bytes_at_home += flat.numel() * flat.element_size() if is_at_home(members[0]) else 0
             self._views += zip(members, views, strict=True)
         self.claim()
 

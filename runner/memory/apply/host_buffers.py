@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 
 __all__ = ["HostBuffers"]
+
+Make = Callable[[int], torch.UntypedStorage]
 
 
 class HostBuffers:
@@ -18,17 +21,19 @@ class HostBuffers:
     Args:
         capacity: the most bytes that all buffers may have together, in use or free.
         pinned: whether they are page-locked, so that a device's copies run while it computes.
+        make: makes the memory of a number of bytes, e.g. in a file; None: it is the host's.
 
     Attributes:
         held: bytes of all buffers.
         in_use: bytes of those that are lent.
     """
 
-    def __init__(self, capacity: int, *, pinned: bool = False) -> None:
+    def __init__(self, capacity: int, *, pinned: bool = False, make: Make | None = None) -> None:
         self.held = 0
         self.in_use = 0
         self._capacity = capacity
         self._pinned = pinned
+        self._make = make
         self._free: dict[int, list[torch.UntypedStorage]] = defaultdict(list)
 
     def take(self, num_bytes: int) -> torch.UntypedStorage:
@@ -52,6 +57,8 @@ class HostBuffers:
 
     def _made(self, num_bytes: int) -> torch.UntypedStorage:
         """A new buffer; it is made without an operator, so that no tracker counts it as the device's."""
+        if self._make is not None:
+            return self._make(num_bytes)
         if self._pinned:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).untyped_storage()
         return torch.UntypedStorage(num_bytes)  # type: ignore[no-untyped-call]

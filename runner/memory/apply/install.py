@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
@@ -14,10 +14,11 @@ import torch
 from runner.memory.apply.mover import Mover, Moving
 from runner.memory.apply.recompute import Recompute
 from runner.memory.apply.trip import MovedStage, Saving
+from runner.memory.apply.weight_swap import HostWeights, UsingWeights, WeightSwap
 from runner.memory.solve.values import ChainProgram, Program, Segment, StageProgram
 from runner.model.layers import Part, StageModule
 
-__all__ = ["StageOffload", "install"]
+__all__ = ["StageOffload", "install", "install_swap"]
 
 
 class StageOffload:
@@ -61,6 +62,40 @@ def install(
         resolve_name(program.installer)(stage, program)
         return
     stage.wrap(_chain_parts(stage, program, offload), _SaveOnCpu(stage, moving) if to_host else None)
+
+
+def install_swap(
+    stage: StageModule, program: ChainProgram, swap: WeightSwap, units: Mapping[tuple[int, int], HostWeights]
+) -> None:
+    """Make a stage use weights that come and go; :func:`install` has been called, and has moved nothing that is saved.
+
+    Args:
+        stage: the stage's module.
+        program: the stage's program.
+        swap: moves the weights.
+        units: the stage's units, by their first and last layer; a unit is made of whole segments of the program, or of
+            layers of those that keep what they save.
+    """
+    ends = {first for first, _ in units} | {last + 1 for _, last in units}
+    parts = [
+        piece
+        for part, segment in zip(_parts(stage, program), program, strict=True)
+        for piece in ([part] if segment.recompute else _cut(part, ends))
+    ]
+
+    def using(part: Part) -> Part:
+        for (first, last), unit in units.items():
+            if first <= part.first and part.last <= last:
+                return replace(part, around=UsingWeights(swap, unit, part))
+        return part
+
+    stage.wrap([using(part) for part in parts])
+
+
+def _cut(part: Part, starts: Collection[int]) -> list[Part]:
+    """The pieces of a part that runs plainly, of which each begins at its beginning or at one of these layers."""
+    firsts = [part.first, *(at for at in range(part.first + 1, part.last + 1) if at in starts)]
+    return [Part(first, last - 1) for first, last in zip(firsts, [*firsts[1:], part.last + 1], strict=True)]
 
 
 def _chain_parts(stage: StageModule, program: ChainProgram, offload: StageOffload | None) -> tuple[Part, ...]:

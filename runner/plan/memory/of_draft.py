@@ -51,11 +51,20 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
         planned_reductions=planned,
     )
+    if config.offload.drive is not None:
+        predicted = replace(predicted, host=_without_files(draft, predicted.host, figures))
     steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)
     predicted = replace(
         predicted, parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts))
     )
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
+
+
+def _without_files(draft: Draft, host: Sequence[int], figures: Sequence[StageFigures]) -> tuple[int, ...]:
+    """What ranks have in their hosts' memory if weights that are at home are in files; gradients and states are not."""
+    own = (draft.schedule.stages_of(rank) for rank in range(draft.schedule.ranks))
+    files = (sum(figures[stage].home_weight_bytes for stage in stages) for stages in own)
+    return tuple(max(0, held - num_bytes) for held, num_bytes in zip(host, files, strict=True))
 
 
 def _with_scalars(draft: Draft, rank: int, steps: int, parts: MemoryParts) -> MemoryParts:

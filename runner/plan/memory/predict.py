@@ -93,7 +93,8 @@ def predict_memory(
             if states_over > 1:
                 states, step_bytes = _over_replicas(states, temporaries, states_over)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
-            kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
+            home = sum(one.home_bytes for one in held)
+            kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, home))
         else:
             kept.append(sharing.between_backwards(held[0]))
             states, step_bytes = shared_states(sharing, held[0], batch, accelerated=accelerated)
@@ -104,7 +105,7 @@ def predict_memory(
         if not accelerated:
             states = replace(states, buffers=states.buffers + copy)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes, predicting).peak(actions, living[rank]))
-        offloaded = sharing.held(held[0]).host if sharing is not None else 0
+        offloaded = sharing.held(held[0]).host if sharing is not None else sum(one.home_bytes for one in held)
         host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
@@ -142,9 +143,10 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     ratio = profile.optimizer_bytes_per_gradient_byte
     spare_states = sum(n * state_bytes(weight, ratio) for weight, n in spare)
     return MemoryParts(
-        weights=sum(stage.weight_bytes for stage in stages) - sum(n * weight.weight_bytes for weight, n in spare),
-        gradients=gradients,
-        optimizer=round(sum(stage.optimizer_bytes for stage in stages) - spare_states)
+        weights=sum(stage.weight_bytes - stage.home_weight_bytes for stage in stages)
+        - sum(n * weight.weight_bytes for weight, n in spare),
+        gradients=gradients - sum(stage.home_gradient_bytes for stage in stages),
+        optimizer=round(sum(stage.optimizer_bytes - stage.home_optimizer_bytes for stage in stages) - spare_states)
         + profile.optimizer_constant_bytes,
         activations=0,
         buffers=batch_bytes,

@@ -40,7 +40,9 @@ _UNKNOWN_VALUES = 2.0  # values per element, as of Adam, for an optimizer whose 
 
 def predicts_reserved(config: RunConfig) -> bool:
     """Whether a request can be simulated: ZeRO with one stage on an accelerator, one micro-batch, no recomputation."""
-    plain = config.activation_checkpoint.name == "none" and config.offload.activations == "none"
+    plain = (
+        config.activation_checkpoint.name == "none" and config.offload.activations == config.offload.weights == "none"
+    )
     whole = config.parallelism.pipeline * config.parallelism.tensor * config.schedule.microbatches == 1
     there = config.offload.parameters == "none" and config.offload.delay_from is None and not config.compile
     return config.zero.stage is not None and plain and whole and there and on_accelerator(config)

@@ -26,6 +26,7 @@ __all__ = [
     "OPTIMIZERS_ON_ORDERS",
     "POST_VALIDATION",
     "SPLIT",
+    "SWAPPED",
     "TWINS",
     "WAVES",
     "statistics_problems",
@@ -231,6 +232,36 @@ OFFLOADED: Table[OrderFacts] = Table(
         ),
     ),
     applies=lambda f: f.config.offload.activations in OFFLOADS,
+)
+
+
+def _no_swap(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
+    return Row(
+        "offload.weights",
+        lambda f: breaks(f.order),
+        "must be none with schedule={order.name}",
+        why,
+        fix="schedule=1f1b",
+    )
+
+
+SWAPPED: Table[OrderFacts] = Table(
+    "Weights that are at home in the host's memory",
+    (
+        _no_swap("Its windows overlap, and read weights of several steps", lambda order: order.is_asynchronous),
+        _no_swap(
+            "It splits backwards, and gradients of weights come when these may have left again",
+            lambda order: order.splits_backward,
+        ),
+        _no_swap("It runs whole stages forward again by itself", lambda order: order.recomputes),
+        _no_swap("It sends what autograd saves to another rank", lambda order: order.moves_activations),
+        _no_swap("The order in which weights are used must be known before", lambda order: order.leaves_its_order),
+        _no_swap(
+            "A rank would hold a stage's weights twice, each at a home of its own", lambda order: order.has_copies
+        ),
+    ),
+    applies=lambda f: f.config.offload.weights != "none",
+    first_of_each_key=True,
 )
 
 

@@ -23,6 +23,7 @@ from runner.plan.rules.schedule import (
     OPTIMIZERS_ON_ORDERS,
     POST_VALIDATION,
     SPLIT,
+    SWAPPED,
     TWINS,
     WAVES,
 )
@@ -69,6 +70,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     *SHARING_TABLES,
     LENT,
     OFFLOADED,
+    SWAPPED,
     FILLED,
     *OPTIMIZERS_ON_ORDERS,
     COMPRESSION,

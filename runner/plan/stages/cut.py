@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from runner.errors import Problem, raise_problems
+from runner.memory.solve.residency import RankTurns
 from runner.memory.solve.values import ActivationPlan
+from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.activations import plan_activations, program_problems, reads_budget, shares_by_lifetime
 from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
@@ -17,6 +20,7 @@ from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.rank_limit import RankMemory
 from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 
@@ -35,12 +39,16 @@ class Stages:
         activations: what the policies keep of each stage.
         figures: the figures of each stage, including the costs of the policies.
         notes: notes about the partition for the reader of the plan.
+        weights: which weights are at home in the host's memory.
+        turns: for each rank, when they are on the device; empty if none are at home there.
     """
 
     layers: Partition
     activations: ActivationPlan
     figures: tuple[StageFigures, ...]
     notes: tuple[str, ...]
+    weights: WeightPlan = WeightPlan()
+    turns: tuple[RankTurns, ...] = ()
 
 
 def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> Stages:
@@ -65,7 +73,28 @@ def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> St
 
     activations, costs = _planned_activations(draft, layers)
     raise_problems(program_problems(draft.config, activations))
-    return Stages(layers, activations, stage_figures(costs, layers), notes)
+    weights, costs = _planned_weights(draft, layers, activations, costs)
+    turns = turns_of_ranks(weights, activations, draft.schedule, profile)
+    return Stages(layers, activations, stage_figures(costs, layers), notes, weights, turns)
+
+
+def _planned_weights(
+    draft: Draft, layers: Partition, activations: ActivationPlan, costs: ModelProfile
+) -> tuple[WeightPlan, ModelProfile]:
+    program = lower(draft.schedule)
+
+    def peaks(made: ModelProfile) -> Sequence[int]:
+        return memory_of(draft, program, stage_figures(made, layers)).peak_bytes
+
+    return plan_weights(
+        draft.config,
+        draft.profile,
+        activations,
+        costs,
+        draft.schedule,
+        limit_bytes=draft.limit_bytes,
+        peaks=peaks,
+    )
 
 
 def _planned_activations(draft: Draft, layers: Partition) -> tuple[ActivationPlan, ModelProfile]:

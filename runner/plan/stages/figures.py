@@ -16,6 +16,7 @@ from runner.profile import LayerProfile, ModelProfile, SharedWeight
 __all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
 
 Pairs = tuple[tuple[int, int], ...]
+_STATES = ("weight", "gradient", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class StageFigures:
         optimizer_bytes: optimizer states of all its layers, if replicas do not shard them.
         fills: seconds and bytes of its fills.
         moved: its layers in order, if any of the model's moves something to the host's memory.
+        home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: the parts of ``weight_bytes``, ``gradient_bytes``
+            and ``optimizer_bytes`` that are at home in the host's memory.
     """
 
     first: int
@@ -71,6 +74,14 @@ class StageFigures:
     fills: StageFills = StageFills()
     updates: Pairs = ()
     moved: tuple[MovedLayer, ...] = ()
+    home_weight_bytes: int = 0
+    home_gradient_bytes: int = 0
+    home_optimizer_bytes: int = 0
+
+    @property
+    def home_bytes(self) -> int:
+        """The bytes that are at home in the host's memory."""
+        return self.home_weight_bytes + self.home_gradient_bytes + self.home_optimizer_bytes
 
     @property
     def moved_bytes(self) -> int:
@@ -107,7 +118,8 @@ class LayerRanges:
         self._input_gradient_seconds = _sums(layer.split_seconds[0] for layer in chain)
         self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
         self._updates = RangeMaximum(_updates(chain), _not_exceeded)
-        self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
+        self._largest = RangeMaximum([_largest(layer) for layer in chain])
+        self._home = [prefix(getattr(layer, f"home_{part}_bytes") for layer in chain) for part in _STATES]
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
         self._backward = RangeMaximum(
             [
@@ -155,6 +167,7 @@ class LayerRanges:
             optimizer_bytes=round(self._states[end] - self._states[first]),
             fills=self._fills.of(first, end, held),
             moved=moved,
+            **{f"home_{part}_bytes": sums[end] - sums[first] for part, sums in zip(_STATES, self._home, strict=True)},
         )
 
     def _moved(self, first: int, end: int, held_output_bytes: int) -> tuple[MovedLayer, ...]:
@@ -211,11 +224,17 @@ def _updates(chain: Sequence[LayerProfile]) -> list[Pairs]:
     return found
 
 
+def _largest(layer: LayerProfile) -> int:
+    """The bytes of the gradient of the largest parameter that is updated on the device."""
+    largest = layer.largest_parameter_bytes or layer.gradient_bytes
+    return min(largest, layer.gradient_bytes - layer.home_gradient_bytes) if layer.home_gradient_bytes else largest
+
+
 def _parameter_bytes(layer: LayerProfile) -> list[int]:
     """The bytes of the gradients of its parameters, in order; of one, where only the largest is known."""
     numbers = [math.prod(shape) for shape in layer.trained_shapes]
-    if not any(numbers):
-        return [layer.largest_parameter_bytes or layer.gradient_bytes] if layer.gradient_bytes else []
+    if layer.home_gradient_bytes or not any(numbers):
+        return [_largest(layer)] if _largest(layer) else []
     return [number * layer.gradient_bytes // sum(numbers) for number in numbers]
 
 

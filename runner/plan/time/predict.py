@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from runner.memory.solve.residency import RankTurns
+from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.host import stage_moves
+from runner.plan.time.weights import weight_runs
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
@@ -17,7 +21,14 @@ from runner.schedule.simulation.steady import period
 from runner.schedule.values import COMPUTE, Op, Program
 from runner.schedule.walk import in_order
 
-__all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
+__all__ = ["Swap", "predict_time", "ring_all_reduce_seconds", "stage_costs"]
+
+
+class Swap(NamedTuple):
+    """The weights that are at home in the host's memory, and for each rank when they come to the device."""
+
+    plan: WeightPlan
+    turns: tuple[RankTurns, ...]
 
 
 def predict_time(
@@ -33,6 +44,7 @@ def predict_time(
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
     at_once: float | None = None,
+    swap: Swap | None = None,
 ) -> TimePrediction:
     """The time of one optimizer step of one replica's pipeline, from playing what its ranks run. Replicas run alike.
 
@@ -50,11 +62,15 @@ def predict_time(
         adjusted: changes the costs that follow from layers and link by what else is known.
         at_once: number of the pipeline's ranks that can compute at full speed at the same time; None: all of them.
             Stages that are measured in place have waited for cores already, so that it is not used then.
+        swap: the weights that are at home in the host's memory, and when they come; None: all stay on the device.
     """
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
     costs = replace(costs, moves=stage_moves(figures, mean_samples / profile.samples, host_link or Link()))
+    if swap is not None and swap.turns:
+        units = [swap.plan.of(schedule.stages_of(rank)) for rank in range(schedule.ranks)]
+        costs = replace(costs, weights=weight_runs(swap.turns, units, profile, (host_link or Link()).seconds))
     if schedule.trained_copies > 1:
         costs = _several_times(costs, schedule.trained_copies)
     if schedule.wave:
@@ -76,7 +92,7 @@ def predict_time(
         alone, step = step, _on_cores(program, costs, (step, span, pipeline), at_once, flushed=flushed)
     busy = tuple(each / windows for each in pipeline.computing)
     fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
-    waits = tuple(each / windows for each in pipeline.waiting_for_host) if costs.moves else ()
+    waits = tuple(each / windows for each in pipeline.waiting_for_host) if costs.moves or costs.weights else ()
     return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills, alone, waits)
 
 
@@ -111,7 +127,7 @@ def _on_cores(
         return max(step, sum(pipeline.busy) / schedule.windows / at_once)
     after = (step - span) * schedule.ranks / at_once
     in_turns = span_on_cores(schedule, costs, at_once) / schedule.windows
-    if costs.moves:  # ranks that compute in turns were not played with their hosts
+    if costs.moves or costs.weights:  # ranks that compute in turns were not played with their hosts
         in_turns = max(in_turns, span)
     return in_turns + after
 

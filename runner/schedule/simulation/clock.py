@@ -16,6 +16,7 @@ from runner.schedule.fills import Filling, FillKind
 from runner.schedule.simulation.host_link import StageMoves
 from runner.schedule.simulation.peaks import peaks_in_order, peaks_in_time
 from runner.schedule.simulation.resources import Chance, Resources
+from runner.schedule.simulation.weight_link import WeightRun
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
 from runner.schedule.walk import Walk, walk
 
@@ -89,6 +90,7 @@ class StageCosts:
         occupancy: the part of ``comm`` in which a message occupies its link; if it is zero, no message waits for
             another.
         moves: what each stage moves to the host's memory and back.
+        weights: for each rank, how weights come from the host's memory while its forwards and backwards run.
     """
 
     F: Sequence[float]
@@ -102,6 +104,7 @@ class StageCosts:
     stash: Sequence[float] = ()
     occupancy: Sequence[float] = ()
     moves: Sequence[StageMoves] = ()
+    weights: Sequence[Mapping[tuple[bool, int, int], WeightRun]] = ()
 
 
 @dataclass(frozen=True)
@@ -197,9 +200,10 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts, schedule.filling)
     stash = _complete("a stash", costs.stash, schedule.stages)
     occupancy = _complete("a link's occupancy", costs.occupancy, schedule.stages - 1)
-    resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter), costs.moves)
+    chance = _chances(jitter)
+    resources = Resources(view, durations(costs, view), stash, occupancy, chance, costs.moves, costs.weights)
     resources.play(walked.steps)
-    return _summary(view, resources.start, resources.end, tuple(host.waited for host in resources.hosts))
+    return _summary(view, resources.start, resources.end, resources.waited_for_host)
 
 
 def peak_activations(view: Schedule | Program) -> tuple[float, ...]:

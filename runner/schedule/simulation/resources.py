@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from runner.schedule.simulation.host_link import HostLink, StageMoves
+from runner.schedule.simulation.weight_link import WeightLink, WeightRun
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step
 
@@ -35,6 +36,7 @@ class Resources:
         occupancy: time in which a message occupies its link, for each edge.
         chance: see :data:`Chance`.
         moves: what each stage moves to the host's memory and back; empty if none moves anything.
+        weights: for each rank, how weights come from there; empty if none do.
 
     Attributes:
         start, end: start and end of each action, by rank and index in its list, in the unit of the durations.
@@ -49,6 +51,7 @@ class Resources:
         occupancy: Sequence[float],
         chance: Chance,
         moves: Sequence[StageMoves] = (),
+        weights: Sequence[Mapping[tuple[bool, int, int], WeightRun]] = (),
     ) -> None:
         self.start = [[0.0] * len(row) for row in view.actions]
         self.end = [[0.0] * len(row) for row in view.actions]
@@ -59,10 +62,16 @@ class Resources:
         self._moves = moves
         own = [self._schedule.stages_of(rank) if moves else () for rank in range(view.ranks)]
         self.hosts = [HostLink([moves[stage] for stage in stages]) for stages in own]
+        self._weights = [WeightLink(runs) for runs in weights]
         self._free = [0.0] * view.ranks
         self._links: dict[tuple[int, int | None], float] = defaultdict(float)  # sender, receiver -> when it is free
         self._reductions = [_Reductions() for _ in range(view.ranks)]
         self._ended: dict[Action, float] = {}
+
+    @property
+    def waited_for_host(self) -> tuple[float, ...]:
+        """For each rank, the time in which it has waited for its host."""
+        return tuple(link.waited for link in (self._weights or self.hosts))
 
     def play(self, steps: Sequence[Step]) -> None:
         """Play all steps, which must be in an order in which they can run.
@@ -116,6 +125,9 @@ class Resources:
 
     def _computed(self, rank: int, action: Action, start: float, seconds: float) -> float:
         """The end of compute or STEP, which takes ``seconds`` and may have to wait for its rank's host."""
+        if self._weights and action.op in _MOVING:
+            key = action.op is not Op.F, action.stage, action.microbatch or 0
+            return self._weights[rank].run(key, self._free[rank], start, seconds)
         if not self._moves or action.op not in _MOVING:
             return start + seconds
         of, moves, host = (action.stage, action.microbatch), self._moves[action.stage], self.hosts[rank]

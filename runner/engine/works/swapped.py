@@ -1,0 +1,28 @@
+"""Lends the device the weights that are at home in the host's memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from runner.engine.works.work import Place
+from runner.memory.apply.weight_swap import WeightSwap
+
+__all__ = ["Swapped"]
+
+
+class Swapped:
+    """A :class:`runner.engine.works.work.Work` for ranks whose weights come and go.
+
+    Args:
+        swap: moves them.
+    """
+
+    def __init__(self, swap: WeightSwap) -> None:
+        self._swap = swap
+
+    def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
+        return self._swap.running((False, place.stage, place.number), training=place.window.training)
+
+    def backward(self, place: Place) -> AbstractContextManager[Any]:
+        return self._swap.running((True, place.stage, place.number), training=place.window.training)

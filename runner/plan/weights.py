@@ -1,0 +1,184 @@
+"""Plans which weights are at home in the host's memory: the units of every stage, their turns, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from runner.config.schema import OffloadConfig, RunConfig
+from runner.errors import Problem, RequestError
+from runner.memory.solve.offload import chain_program
+from runner.memory.solve.residency import RankTurns, Run, WeightUnit, rank_turns, stage_runs
+from runner.memory.solve.values import ActivationPlan, Program
+from runner.memory.solve.weight_strategy import StageUnits, WeightOptions, WeightPlan
+from runner.memory.solve.weights import WEIGHT_STRATEGIES
+from runner.plan.memory.zero import weight_widths
+from runner.plan.stages.figures import state_bytes
+from runner.profile import LayerProfile, ModelProfile
+from runner.schedule.values import Op, Schedule
+
+__all__ = ["RankPeaks", "plan_weights", "turns_of_ranks", "weight_options", "with_units"]
+
+RankPeaks = Callable[[ModelProfile], Sequence[int]]
+"""The predicted peak of each rank if the stages have the costs of a profile."""
+
+_ATTEMPTS = 6  # of a strategy that moves as little as the limit asks for
+
+
+def weight_options(config: OffloadConfig) -> WeightOptions:
+    """The options of a request that strategies read."""
+    return WeightOptions(config.blocks, config.fraction, config.frozen_only)
+
+
+def plan_weights(
+    config: RunConfig,
+    profile: ModelProfile,
+    activations: ActivationPlan,
+    costs: ModelProfile,
+    schedule: Schedule,
+    *,
+    limit_bytes: int,
+    peaks: RankPeaks,
+) -> tuple[WeightPlan, ModelProfile]:
+    """The units of each stage, and the profile with what they cost.
+
+    Args:
+        config: the request.
+        profile: the model's profile.
+        activations: what is kept of each stage.
+        costs: the profile with the costs of that.
+        schedule: the schedule of one replica.
+        limit_bytes: the memory limit of a rank.
+        peaks: predicts memory, for a strategy that reads it.
+    """
+    strategy = WEIGHT_STRATEGIES.get(config.offload.weights)
+    if strategy is None:
+        return WeightPlan(), costs
+    options = weight_options(config.offload)
+    units = [_units(config, profile, program) for program in activations.stages]
+    if not any(units):
+        raise RequestError([_nothing_to_move(config)])
+    excess: list[int | None] = [None] * len(units)
+    by_budget = strategy.reads_budget and options.fraction is None
+
+    def chosen() -> WeightPlan:
+        stages = (StageUnits(own, over, options) for own, over in zip(units, excess, strict=True))
+        return WeightPlan(tuple(tuple(strategy.choose(stage)) for stage in stages), options.frozen_only)
+
+    planned = chosen()
+    made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile))
+    for _ in range(_ATTEMPTS if by_budget else 0):
+        over = [max(0, peak - limit_bytes) for peak in peaks(made)]
+        if not any(over):
+            break
+        for rank, more in enumerate(over):
+            own = schedule.stages_of(rank)
+            for stage in own if more else ():
+                excess[stage] = (excess[stage] or 0) + -(-more // len(own))
+        planned = chosen()
+        made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile))
+    return planned, made
+
+
+def turns_of_ranks(
+    plan: WeightPlan, activations: ActivationPlan, schedule: Schedule, profile: ModelProfile
+) -> tuple[RankTurns, ...]:
+    """The turns of every rank in a window of ``schedule``; empty if no weights move.
+
+    Args:
+        plan: the units of each stage.
+        activations: what is kept of each stage, which says in which order its backward runs layers.
+        schedule: the schedule of training windows, or one without backwards.
+        profile: tells which layers are trained.
+    """
+    if not any(plan.stages):
+        return ()
+    trained = (at for at, layer in enumerate(profile.layers) if layer.gradient_bytes)
+    first_trained = next(trained, len(profile.layers))
+    layers = [stage_runs(program, first_trained) for program in activations.stages]
+    return tuple(
+        rank_turns(
+            [
+                Run(
+                    action.op is not Op.F,
+                    action.stage,
+                    action.microbatch or 0,
+                    layers[action.stage][action.op is not Op.F],
+                )
+                for action in schedule.actions[rank]
+                if action.op in (Op.F, Op.B)
+            ],
+            plan.of(schedule.stages_of(rank)),
+        )
+        for rank in range(schedule.ranks)
+    )
+
+
+def with_units(profile: ModelProfile, plan: WeightPlan, turns: Sequence[RankTurns]) -> ModelProfile:
+    """The profile of which units are at home in the host: layers need room for those that are on the device."""
+    if not turns:
+        return profile
+    forward, backward = dict[int, int](), dict[int, int]()
+    for each in turns:
+        forward |= each.largest_bytes(backward=False)
+        backward |= each.largest_bytes(backward=True)
+    home = {unit.first: unit for units in plan.stages for unit in units}
+    rows = [_row(row, forward.get(at, 0), backward.get(at, 0), home.get(at)) for at, row in enumerate(profile.layers)]
+    last = len(rows) - 1
+    return replace(
+        profile, layers=tuple(rows), loss=_row(profile.loss, forward.get(last, 0), backward.get(last, 0), None)
+    )
+
+
+def _row(row: LayerProfile, forward: int, backward: int, unit: WeightUnit | None) -> LayerProfile:
+    chained, split, unsaved = row.chained_backward_bytes, row.split, row.unsaved_forward_bytes
+    made = replace(
+        row,
+        forward_transient_bytes=row.forward_transient_bytes + forward,
+        backward_transient_bytes=row.backward_transient_bytes + backward,
+        chained_backward_bytes=None if chained is None else chained + backward,
+        unsaved_forward_bytes=None if unsaved is None else unsaved + forward,
+        split=None if split is None else replace(split, transient_bytes=split.transient_bytes + backward),
+    )
+    if unit is None:
+        return made
+    return replace(
+        made,
+        home_weight_bytes=unit.weight_bytes,
+        home_gradient_bytes=unit.gradient_bytes,
+        home_optimizer_bytes=unit.optimizer_bytes,
+    )
+
+
+def _nothing_to_move(config: RunConfig) -> Problem:
+    why = "Weights with several names stay on the device, and the model has no others"
+    fix = "offload=none"
+    if config.offload.frozen_only:
+        why, fix = "Nothing is frozen", "offload.frozen_only=false, or trainer.freeze=[PATTERN]"
+    return Problem("offload.weights", config.offload.weights, "needs weights that can move", why, fix)
+
+
+def _units(config: RunConfig, profile: ModelProfile, program: Program) -> list[WeightUnit]:
+    """The parts of a stage whose weights can move: segments that are computed again, and other layers one by one."""
+    found = []
+    for segment in chain_program(program):
+        layers = range(segment.first, segment.last + 1)
+        for first, last in [(layers[0], layers[-1])] if segment.recompute else [(at, at) for at in layers]:
+            unit = _unit(config, profile, first, last)
+            if unit.weight_bytes:
+                found.append(unit)
+    return found
+
+
+def _unit(config: RunConfig, profile: ModelProfile, first: int, last: int) -> WeightUnit:
+    width, ratio = weight_widths(config)[0], profile.optimizer_bytes_per_gradient_byte
+    weights = gradients = 0
+    states = 0.0
+    for at in range(first, last + 1):
+        layer, shared = profile.layers[at], [each for each in profile.shared if at in each.layers]
+        weights += width * (layer.num_parameters - sum(each.num_parameters for each in shared))
+        gradients += layer.gradient_bytes - sum(each.gradient_bytes for each in shared)
+        states += state_bytes(layer, ratio) - sum(state_bytes(each, ratio) for each in shared)
+    if config.offload.frozen_only:
+        return WeightUnit(first, last, weights - gradients)
+    return WeightUnit(first, last, weights, gradients, round(states))
