@@ -41,7 +41,7 @@ class WeightLink:
     """Plays the turns of one rank.
 
     Args:
-        runs: by (whether it is a backward, stage, micro-batch).
+        runs: its forwards and backwards, by whether it is a backward, the stage and the micro-batch.
 
     Attributes:
         waited: the time in which forwards and backwards have waited for weights and gradients.
