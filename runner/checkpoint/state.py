@@ -14,6 +14,7 @@ from runner.errors import Problem
 from runner.model.layers import StageModule
 from runner.model.tags import named_parameters
 from runner.optim.catalogue.registry import kind_of_class
+from runner.optim.states.delayed import DELAYED
 from runner.optim.states.settings import settings_of
 
 __all__ = [
@@ -83,7 +84,7 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers parameters in this order
     own = {
-        numbers[parameter]: as_counted(optimizer, _copied(state["state"][name]))
+        numbers[parameter]: as_counted(optimizer, _copied(_without_delay(state["state"][name])))
         for name, parameter in named_parameters(stages).items()
         if parameter in numbers and name in state["state"]
     }
@@ -127,6 +128,11 @@ def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str,
     more = len(differences) - _MOST_DIFFERENCES
     why = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return [Problem("resume", "checkpoint", "must hold the tensors of this model", why)]
+
+
+def _without_delay(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """A weight's states without those of a delayed update, whose last gradients then never take effect."""
+    return {key: value for key, value in entries.items() if key not in DELAYED}
 
 
 def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:

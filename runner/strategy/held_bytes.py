@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
 from runner.engine.works.watch import watch_of
+from runner.optim.states.delayed import DELAYED
 from runner.optim.states.master import MasterWeights
 from runner.strategy.compressed import compressing
 from runner.strategy.zero.stage import DeepSpeedStage
@@ -78,7 +79,9 @@ def _states(optimizer: Optimizer) -> Iterable[Tensor]:
 
 def _states_of(optimizer: Optimizer, weights: Iterable[Tensor]) -> Iterable[Tensor]:
     for weight in weights:
-        yield from (value for value in optimizer.state[weight].values() if isinstance(value, Tensor) and value.dim())
+        entries = optimizer.state[weight].items()
+        kept = (value for key, value in entries if key not in DELAYED)  # copies that are updated are no states
+        yield from (value for value in kept if isinstance(value, Tensor) and value.dim())
 
 
 def _shard(parameter: Any) -> Tensor | None:

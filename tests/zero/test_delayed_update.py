@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -65,6 +66,31 @@ def test_the_wrapper_is_the_recursion(name: str, first: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("stop", [1, 2, 5])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_run_goes_on_from_the_states_with_the_update_that_was_under_way(name: str, stop: int) -> None:
+    def train(model: torch.nn.Module, optimizer: DelayedUpdate, steps: range) -> None:
+        for step in steps:
+            model.zero_grad()
+            model(torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).pow(2).mean().backward()
+            optimizer.step()
+        optimizer.settle()
+
+    def made() -> tuple[torch.nn.Module, DelayedUpdate]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        return model, DelayedUpdate(list(model.parameters()), MAKERS[name], first=2)
+
+    (whole, whole_optimizer), (first, first_optimizer), (second, second_optimizer) = made(), made(), made()
+    train(whole, whole_optimizer, range(8))
+    train(first, first_optimizer, range(stop))
+    second.load_state_dict(first.state_dict())
+    for parameter, saved in zip(second.parameters(), first.parameters(), strict=True):
+        second_optimizer.state[parameter] = copy.deepcopy(first_optimizer.state[saved])
+    train(second, second_optimizer, range(stop, 8))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
+
+
 @pytest.mark.full
 def test_under_zero_it_is_the_recursion(tmp_path: Path) -> None:
     runs = {
@@ -85,3 +111,23 @@ def test_under_zero_it_is_the_recursion(tmp_path: Path) -> None:
     for result in found.values():
         assert result.loss == losses
         assert [name for name in state if not torch.equal(result.weights[name], state[name])] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_under_zero_a_run_goes_on_with_the_update_that_was_under_way(tmp_path: Path) -> None:
+    common = ("parallelism.data=2", "offload.optimizer=cpu", "offload.delay_from=1", "data.kwargs.samples=24")
+    runs = {
+        f"{name}_{stage}": [*common, f"zero.stage={stage}", f"trainer.max_steps={steps}"]
+        for stage in (1, 3)
+        for name, steps in (("whole", 4), ("first", 2))
+    }
+    whole = train_all(tmp_path, runs)
+    resumed = {
+        f"second_{stage}": [*runs[f"whole_{stage}"], f"resume={tmp_path}/first_{stage}/checkpoints/step-2.ckpt"]
+        for stage in (1, 3)
+    }
+    for name, result in train_all(tmp_path, resumed).items():
+        expected = whole[name.replace("second", "whole")]
+        assert result.loss == expected.loss
+        assert [key for key, value in expected.weights.items() if not torch.equal(value, result.weights[key])] == []

@@ -173,14 +173,6 @@ OFFLOAD_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "resume",
-        lambda c: c.resume is not None and c.offload.delay_from is not None,
-        "must be null with offload.delay_from",
-        "A checkpoint does not hold the update that is under way",
-        OWN,
-        "offload.delay_from=null",
-    ),
-    Row(
-        "resume",
         lambda c: c.resume is not None and "nvme" in (c.offload.optimizer, c.offload.parameters),
         "must be null with offload to nvme",
         "Swapped states cannot be put back into their files from a whole checkpoint",

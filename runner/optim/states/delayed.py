@@ -3,14 +3,15 @@
 From a given step on, ``w[i+1] = w[i] - update(g[i-1])``: the gradients of step i go to a thread that updates copies of
 the weights during step i + 1, and at its end the copies become the weights. The arithmetic is that of the wrapped
 optimizer on the same numbers, so the result equals the recursion's bit for bit, whichever side is faster. The gradients
-of the last step never take effect.
+of the last step never take effect, unless a later run goes on from its checkpoint: the copies and the number of updates
+are in the optimizer's states, so that an update that is under way is drained into the checkpoint.
 
 Source: Ren et al. 2021, "ZeRO-Offload", section 5.2. DeepSpeed 0.19.8 has no switch for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-__all__ = ["DelayedUpdate"]
+__all__ = ["DELAYED", "DelayedUpdate"]
+
+_PENDING, _STEPS = "pending_weights", "delayed_steps"
+
+DELAYED = frozenset({_PENDING, _STEPS})
+"""The states of a weight that a delayed update adds to those of its optimizer; others have no use for them."""
 
 Build = Callable[[list[Tensor]], Optimizer]
 
@@ -50,7 +56,7 @@ class DelayedUpdate(Optimizer):
                 continue
             key = tuple(map(id, trained))
             if key not in self._slots:
-                self._slots[key] = _Slot(trained, self._build)
+                self._slots[key] = _Slot(trained, self._build, self.state)
             slot = self._slots[key]
             slot.take_effect()
             slot.hand_over({name: value for name, value in group.items() if name != "params"})
@@ -73,12 +79,23 @@ class DelayedUpdate(Optimizer):
 class _Slot:
     """Copies of one group's weights, and their optimizer."""
 
-    def __init__(self, parameters: Sequence[Tensor], build: Build) -> None:
+    def __init__(self, parameters: Sequence[Tensor], build: Build, states: Mapping[Tensor, dict[str, Any]]) -> None:
         self.steps = 0
         self.pending: Future[None] | None = None
         self._parameters = list(parameters)
         self._copies = [Parameter(parameter.detach().clone()) for parameter in parameters]
         self._optimizer = build(list(self._copies))
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            if _PENDING in (state := states.get(parameter, {})):
+                self._go_on(copy, state)
+
+    def _go_on(self, copy: Parameter, state: Mapping[str, Any]) -> None:
+        """Take over a weight's states from a checkpoint, with the update that was under way; it takes effect next."""
+        copy.data.copy_(state[_PENDING])
+        self._optimizer.state[copy] = {key: value for key, value in state.items() if key not in DELAYED}
+        self.steps = state[_STEPS]
+        self.pending = Future()
+        self.pending.set_result(None)
 
     def take_effect(self) -> None:
         if self.pending is not None:
@@ -105,6 +122,11 @@ class _Slot:
             parameter.copy_(copy)
 
     def states(self) -> dict[Tensor, Any]:
-        """The states by weight; the wrapped optimizer has them by copy."""
+        """The states by weight, with its copy and the number of updates; the wrapped optimizer has them by copy."""
         pairs = zip(self._parameters, self._copies, strict=True)
-        return {parameter: self._optimizer.state[copy] for parameter, copy in pairs if copy in self._optimizer.state}
+        own = {_STEPS: self.steps}
+        return {
+            parameter: self._optimizer.state[copy] | {_PENDING: copy.data} | own
+            for parameter, copy in pairs
+            if copy in self._optimizer.state
+        }

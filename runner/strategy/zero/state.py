@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.checkpoint.state import as_counted
+from runner.optim.states.delayed import DELAYED, DelayedUpdate
 from runner.optim.states.master import MASTER
 from runner.optim.states.settings import apply_settings, settings_of
 from runner.strategy.zero.stage import DeepSpeedStage
@@ -66,7 +67,12 @@ def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
     """Load this replica's part of a whole state."""
     outer = sharding.optimizer
     apply_settings(outer.optimizer, saved["param_groups"])
-    own = {name: saved["state"][name] for name, _ in _trained(sharding) if name in saved["state"]}
+    dropped = frozenset[str]() if isinstance(outer.optimizer, DelayedUpdate) else DELAYED
+    own = {
+        name: {key: value for key, value in saved["state"][name].items() if key not in dropped}
+        for name, _ in _trained(sharding)
+        if name in saved["state"]
+    }
     if not own:
         return
     template = as_counted(outer.optimizer, next(iter(own.values())))
