@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from warm import WarmZero
 
 from runner.optim.operators import ready_operators
+from runner.optim.states.delayed import DELAYED
 
 HERE = Path(__file__).resolve()
 ALWAYS = (
@@ -107,7 +108,8 @@ class LiveBytes(Callback):
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.found["between steps"] = live_bytes() - self._earlier
-        tensors = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+        states = [state.items() for state in trainer.optimizers[0].state.values()]
+        tensors = [value for state in states for key, value in state if key not in DELAYED]
         self.found["state elements"] = sum(tensor.numel() for tensor in tensors if tensor.dim())
 
 

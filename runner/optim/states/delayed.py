@@ -93,7 +93,7 @@ class _Slot:
         """Take over a weight's states from a checkpoint, with the update that was under way; it takes effect next."""
         copy.data.copy_(state[_PENDING])
         self._optimizer.state[copy] = {key: value for key, value in state.items() if key not in DELAYED}
-        self.steps = state[_STEPS]
+        self.steps = int(state[_STEPS])
         self.pending = Future()
         self.pending.set_result(None)
 
@@ -124,7 +124,7 @@ class _Slot:
     def states(self) -> dict[Tensor, Any]:
         """The states by weight, with its copy and the number of updates; the wrapped optimizer has them by copy."""
         pairs = zip(self._parameters, self._copies, strict=True)
-        own = {_STEPS: self.steps}
+        own = {_STEPS: torch.tensor(self.steps)}
         return {
             parameter: self._optimizer.state[copy] | {_PENDING: copy.data} | own
             for parameter, copy in pairs
