@@ -116,7 +116,8 @@ def _model_problems(config: RunConfig) -> Sequence[Problem]:
 
 def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
     if config.adapter.name != "none":
-        why = f"No layer of {config.model.target} has one of these names"
+        known = ", ".join(_names_of_matrices(config))
+        why = f"No layer of {config.model.target} has one of these names" + (f"; it has {known}" if known else "")
         return Problem("adapter.targets", config.adapter.targets, "must name layers", why)
     if config.trainer.freeze:
         return Problem(
@@ -124,6 +125,15 @@ def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
         )
     why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
     return Problem("model.target", config.model.target, "must have parameters to train", why)
+
+
+def _names_of_matrices(config: RunConfig) -> list[str]:
+    """The last parts of the names of modules that have a matrix, which an adapter could stand beside."""
+    found = whole_model(config)
+    modules = found[1].named_modules() if found is not None else ()
+    weights = {name: getattr(module, "weight", None) for name, module in modules}
+    matrices = (name for name, weight in weights.items() if isinstance(weight, Tensor) and weight.dim() > 1)
+    return sorted({name.rsplit(".", 1)[-1] for name in matrices})
 
 
 def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:

@@ -250,3 +250,10 @@ def test_a_plan_makes_no_adapter_in_memory(tmp_path: Path, monkeypatch: pytest.M
     profile = profile_model(replace(asked(folder, 2), hardware=resolve(["hardware=a100_80gb"]).hardware))
     trained = sum(layer.gradient_bytes for layer in profile.layers)
     assert 0 < trained < sum(layer.weight_bytes for layer in profile.layers)
+
+
+def test_names_that_no_layer_has_are_told_beside_those_that_layers_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model=gpt", "adapter=lora", "adapter.targets=[qkv]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("adapter.targets = ['qkv']: must name layers.")
+    assert "it has attention_out, down, positions, query_key_value, to_logits, tokens, up." in line
