@@ -10,7 +10,7 @@ import warm
 from safetensors.torch import load_file
 from user_project import environment, record
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 SMALL = ("model=gpt", "embedding=tensor_train", "trainer.max_steps=2", "data.batch_size=8", "logger=none", "device=cpu")
 
 

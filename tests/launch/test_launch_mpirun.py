@@ -42,7 +42,7 @@ def test_the_variables_of_a_rank() -> None:
     assert len(ports) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_ranks_equal_a_local_run(tmp_path: Path) -> None:
     started = Started([*MPIRUN, "-n", "4", *RUNNER, *FOUR], tmp_path)
     status, out, err = started.finish(timeout=280)

@@ -5,6 +5,7 @@ The models have batch norm, dropout, skips over many layers, and weights that al
 
 from __future__ import annotations
 
+import threading
 from functools import cache, partial
 
 import pytest
@@ -31,6 +32,7 @@ OPTIONS = {
     "dtr online": PolicyOptions("dtr", online=True),
     "selective": PolicyOptions("selective", save_ops="matmuls"),
 }
+_MAKING = threading.Lock()
 LONG = 6  # layers of a stage beyond which the solver of checkmate takes more than seconds
 
 
@@ -40,8 +42,9 @@ def task(name: str) -> Task:
 
 
 def make(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return task(name).build()
+    with _MAKING:  # ranks are threads, which share the generator
+        torch.manual_seed(0)
+        return task(name).build()
 
 
 @cache

@@ -80,7 +80,7 @@ def ran(stage: StageModule, program: ChainProgram | None) -> tuple[int, int, lis
     return tracker.peak, calls["forward"], [each.grad for each in made.parameters() if each.grad is not None]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_thousand_steps_of_an_lstm_in_five_percent_of_the_memory_take_a_third_more_time() -> None:
     """Published: 95 % less memory for 1.32 times the time, if a backward takes twice as long as a forward.

@@ -148,14 +148,10 @@ def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> Non
     assert torch.equal(staged[~is_changed], other[~is_changed])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "replicas"),
-    [
-        ("packed", 1),
-        pytest.param("packed", 2, marks=pytest.mark.full),
-        pytest.param("padded", 1, marks=pytest.mark.full),
-    ],
+    [("packed", 1), ("packed", 2), ("padded", 1)],
 )
 def test_two_stages_and_two_replicas_learn_as_one_process(
     layout: str, replicas: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_frozen_weights_keep_their_bits_and_the_others_learn_as_without_zero(tmp_path: Path) -> None:
     found = train_all(
         tmp_path, {name: (*GRID, "trainer.freeze=[0.*]", *words) for name, words in KINDS.items()}, ranks=4
