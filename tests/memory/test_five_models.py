@@ -13,6 +13,7 @@ import torch
 from layouts import train_in_threads, uniform
 from torch import Tensor, nn
 
+from runner.errors import RunFailedError
 from runner.memory.apply.install import install
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
@@ -86,6 +87,10 @@ def trained(
 def same_bits(name: str, strategy: str, pipeline: int, schedule: str) -> None:
     if strategy.startswith("checkmate") and len(profile(name).layers) > LONG * pipeline:
         pytest.skip("the solver takes minutes for stages of so many layers")
+    if name == "LSTM" and strategy in ("coop", "dtr online"):  # torch's LSTM cell works in place on what it has saved
+        with pytest.raises(RunFailedError, match="changes a tensor in place that a backward needs as it was"):
+            trained(name, strategy, pipeline, schedule)
+        return
     losses, weights = trained(name, None, pipeline, schedule)
     found, changed = trained(name, strategy, pipeline, schedule)
     assert found == losses
