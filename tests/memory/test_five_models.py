@@ -5,7 +5,6 @@ The models have batch norm, dropout, skips over many layers, and weights that al
 
 from __future__ import annotations
 
-import threading
 from functools import cache, partial
 
 import pytest
@@ -33,7 +32,11 @@ OPTIONS = {
     "dtr online": PolicyOptions("dtr", online=True),
     "selective": PolicyOptions("selective", save_ops="matmuls"),
 }
-_MAKING = threading.Lock()
+IN_PLACE = {  # what they say of torch's LSTM cell, which works in place on what it has saved
+    "coop": "changes a tensor in place that a backward needs as it was",
+    "dtr online": "changes a tensor in place that a backward needs as it was",
+    "selective": "has been mutated",
+}
 LONG = 6  # layers of a stage beyond which the solver of checkmate takes more than seconds
 
 
@@ -43,9 +46,8 @@ def task(name: str) -> Task:
 
 
 def make(name: str) -> nn.Module:
-    with _MAKING:  # ranks are threads, which share the generator
-        torch.manual_seed(0)
-        return task(name).build()
+    torch.manual_seed(0)
+    return task(name).build()
 
 
 @cache
@@ -78,8 +80,9 @@ def trained(
         if strategy is not None:
             install(stage, programs(name, strategy, pipeline)[number])
 
+    ready = [make(name) for _ in range(pipeline)]  # ranks are threads, which share torch's generator
     return train_in_threads(
-        partial(make, name), task(name).loss, [task(name).batch] * STEPS, pipeline=pipeline, data=1, schedule=schedule,
+        ready.pop, task(name).loss, [task(name).batch] * STEPS, pipeline=pipeline, data=1, schedule=schedule,
         count=COUNT, optimizer=partial(torch.optim.SGD, lr=0.1), prepare=prepare,
     )  # fmt: skip
 
@@ -87,8 +90,10 @@ def trained(
 def same_bits(name: str, strategy: str, pipeline: int, schedule: str) -> None:
     if strategy.startswith("checkmate") and len(profile(name).layers) > LONG * pipeline:
         pytest.skip("the solver takes minutes for stages of so many layers")
-    if name == "LSTM" and strategy in ("coop", "dtr online"):  # torch's LSTM cell works in place on what it has saved
-        with pytest.raises(RunFailedError, match="changes a tensor in place that a backward needs as it was"):
+    if name == "GPT" and schedule == "zb_h1":
+        pytest.skip("ranks that are threads do not draw the same dropout in every run here, also without a strategy")
+    if name == "LSTM" and strategy in IN_PLACE:
+        with pytest.raises(RunFailedError, match=IN_PLACE[strategy]):
             trained(name, strategy, pipeline, schedule)
         return
     losses, weights = trained(name, None, pipeline, schedule)
