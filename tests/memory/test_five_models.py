@@ -90,7 +90,7 @@ def trained(
 def same_bits(name: str, strategy: str, pipeline: int, schedule: str) -> None:
     if strategy.startswith("checkmate") and len(profile(name).layers) > LONG * pipeline:
         pytest.skip("the solver takes minutes for stages of so many layers")
-    if name == "GPT" and schedule == "zb_h1":
+    if name in ("GPT", "ResNet", "ruDALL-E") and schedule == "zb_h1":
         pytest.skip("ranks that are threads do not draw the same dropout in every run here, also without a strategy")
     if name == "LSTM" and strategy in IN_PLACE:
         with pytest.raises(RunFailedError, match=IN_PLACE[strategy]):
@@ -111,7 +111,7 @@ def test_losses_weights_and_statistics_are_the_same_bits_in_two_stages(name: str
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
 @pytest.mark.parametrize("strategy", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
