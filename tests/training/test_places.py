@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,6 +230,30 @@ def test_a_stream_of_hugging_face_goes_on() -> None:
     resumed = loader(order[0], collate=pair)
     assert resume_at(resumed, 0, 2, place_after(2, order[1], collate=pair)) != ""  # its buffer is not in its state
     assert_same(some(resumed, 4), some(loader(order[2], collate=pair), 6)[2:])
+
+
+class SharedEpoch(IterableDataset[Sample]):
+    """Two samples in an epoch, which it holds in shared memory as Hugging Face's do; one of its readers is slow."""
+
+    def __init__(self) -> None:
+        self.epoch, self.readers = (torch.zeros(1).share_memory_() for _ in range(2))  # type: ignore[no-untyped-call]
+        self.is_slow: bool | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Sample]:
+        if self.is_slow is None:
+            self.is_slow = int(self.readers) == 0
+            self.readers += 1
+        for number in range(2):
+            time.sleep(0.05 if self.is_slow else 0)
+            yield self.epoch.clone(), torch.tensor(number)
+
+
+def test_workers_that_share_a_dataset_s_epoch_do_not_change_each_other_s() -> None:
+    found = some(loader(SharedEpoch(), batch_size=2, workers=2), 8)
+    assert [batch.inputs.flatten().tolist() for batch in found] == [[float(epoch)] * 2 for epoch in range(8)]
 
 
 class Loaders(pl.LightningDataModule):

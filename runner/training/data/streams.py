@@ -11,6 +11,7 @@ all samples before its place.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,21 @@ class StepStream(IterableDataset[StepBatch]):
         if info is not None:  # on the first pass in this worker; the copy in the main process has no number
             self._worker = info.id, info.num_workers
             torch_worker._worker_info = None
+            self._dataset = _with_own_epoch(self._dataset)
         return self._worker
+
+
+def _with_own_epoch(dataset: IterableDataset[Any]) -> IterableDataset[Any]:
+    """The dataset for one loader worker; those that are told their epoch may hold it in memory that workers share.
+
+    Hugging Face's do, so that a worker ahead of the others would change the order of what they still read.
+    """
+    if not callable(getattr(dataset, "set_epoch", None)):
+        return dataset
+    try:
+        return copy.deepcopy(dataset)
+    except Exception:  # of a user's code, which then holds what belongs to this process alone
+        return dataset
 
 
 class SizedStream(StepStream):
