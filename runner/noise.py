@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["hide_noise"]
+__all__ = ["hide_noise", "silent_output"]
 
 # torchao, which transformers imports too, tells of kernels for other machines that it can do without ("Detected no
 # triton", "Failed to load … cutlass"); torch tells torchao of a call that will end.
@@ -15,3 +19,26 @@ def hide_noise() -> None:
     """Let only errors of these libraries through. Call it before they are imported; nothing is imported here."""
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def silent_output() -> Iterator[None]:
+    """Let nothing through that a library's compiled code writes to the process's standard output within the context.
+
+    HiGHS writes a line for its developers there, whatever it is asked for, and the place is that of a plan's JSON.
+    A process without a standard output is left as it is.
+    """
+    try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what Python has written before belongs to the user
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

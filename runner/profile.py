@@ -44,6 +44,10 @@ class Recomputation:
         recomputed_flops: FLOPs of the second forward.
         released_bytes: the part of ``kept_bytes`` that is no longer needed after the second forward has used it.
         keeps_output: whether the layer's own output is kept.
+        second_peak_bytes: peak of the whole second forward with its graph, above ``kept_bytes``; None = not known, or
+            none is possible, as the first forward changes what is kept in place.
+        unread: storages of the layer's input that the second forward does not read, because only operators whose
+            outputs are kept use them.
     """
 
     kept_bytes: int
@@ -51,6 +55,8 @@ class Recomputation:
     recomputed_flops: float
     released_bytes: int = 0
     keeps_output: bool = False
+    second_peak_bytes: int | None = None
+    unread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +219,8 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
+        backward_made_bytes: most bytes at once of what its backward makes, the gradient of its input among them,
+            without what it frees; None = not known.
         stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
             one; None = not known, that of the whole forward without an unsaved output is used.
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
@@ -254,6 +262,7 @@ class LayerProfile:
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    backward_made_bytes: int | None = None
     statistics_bytes: int = 0
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
@@ -409,7 +418,10 @@ def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:
-    made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
+    made_again = {
+        name: Recomputation(**{**figures, "unread": tuple(figures.get("unread", ()))})
+        for name, figures in document.pop("recomputation", {}).items()
+    }
     split = document.pop("split", None)
     if split is not None:
         split["kept"] = tuple((name, reason) for name, reason in split["kept"])

@@ -12,7 +12,6 @@ weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +21,11 @@ from torch import Tensor
 from runner.engine.asks import SAVE, STOP
 from runner.engine.context import RankContext, RankView
 from runner.engine.executor import Executor
-from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.headers import Headers
 from runner.engine.measure.clocks import clock_of
-from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.measure.timeline import Timeline
-from runner.engine.open_window import WindowOpener
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
+from runner.engine.run_windows import WindowRunner, copy_buffers, load_buffers, states_of_buffers
 from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
@@ -38,29 +35,26 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
 from runner.engine.update.sets import Keep
 from runner.engine.update.sharding import Sharding
-from runner.engine.update.stage_update import Backup, NotFiniteError
+from runner.engine.update.stage_update import Backup
 from runner.engine.update.update import Update
-from runner.engine.update.waves import OwnGradients, WaveExchange
-from runner.engine.weights.pipelines import PipelineGradients, PipelineWeights
+from runner.engine.update.waves import OwnGradients, make_waves
+from runner.engine.weights.make import keep_gradients, make_stores
+from runner.engine.weights.pipelines import PipelineWeights
 from runner.engine.weights.predicted import Foresight, PredictedWeights
-from runner.engine.weights.store import StageWeights, WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
+from runner.engine.works.host import HostMoves
 from runner.engine.works.lent import Lent
-from runner.engine.works.offloaded import Offloaded
-from runner.engine.works.swapped import Swapped
 from runner.engine.works.versioned import Versioned
 from runner.engine.works.work import Filler, Work, Works
-from runner.errors import RunFailedError
 from runner.memory.apply.drive import DriveFolder
 from runner.memory.apply.install import StageOffload
 from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, named_parameters
 from runner.plan.prediction import Prediction
 from runner.schedule.lowering.speculate import speculation
-from runner.schedule.values import Action, Payload, Program, Schedule
+from runner.schedule.values import Action, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -108,59 +102,35 @@ class Engine:
         swap: WeightSwap | None = None,
     ) -> None:
         schedule = training.schedule
-        self.view = view
-        self.stages = dict(stages)
-        self.options = options
+        self.view, self.options = view, options
+        self.stages, self.tags = dict(stages), dict(tags)
         self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
-        self._sharding = sharding
-        self._offload = offload
-        self.swap = swap
-        self.tags = dict(tags)
-        self._stream = RankStream(view, training, forward_only, options.microbatches)
-        self.stores = _stores(self.stages, schedule, prediction)
-        self._step = 0
-        self._since = 0  # the first step since the pipeline was last empty
+        self.swap, self._host, self._sharding = swap, HostMoves(offload, swap), sharding
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
-        self._stop_requested = False
-        self._save_requested = False
-        self._buffers_at_start: list[tuple[int, int]] = []
-        self._is_training = True  # whether the last window was of training
+        self._stop_requested = self._save_requested = False
+        self._states_of_buffers: list[tuple[int, int]] = []  # before the last step
+        self._stream = RankStream(view, training, forward_only, options.microbatches)
+        self.stores = make_stores(self.stages, schedule, prediction)
+        self.waves = make_waves(self.stages, schedule, transport, view.replicas)
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
         self._rank.timeline = Timeline(clock_of(transport.device))
         self._headers = Headers(view, schedule.placement, transport)
-        self.waves = _waves(view, self.stages, schedule, transport)
         self._ends = StepEnds(
             self._rank,
             self._stream,
             self._headers,
             options,
             tags=self.tags,
-            keep=_keeping(keep, self.stores),
+            keep=keep_gradients(keep, self.stores),
             stores=self.stores,
             waves=self.waves,
         )
         if self.waves:
             self.reduce_by(lambda gradients: OwnGradients())
-        self._executor = Executor(
-            self._rank,
-            self._works(),
-            self._ends,
-            loss=loss,
-            dtype=options.dtype,
-            autocast=options.autocast,
-            seed=options.seed,
-            metrics=options.metrics,
-        )
-        self._opener = WindowOpener(
-            view,
-            self._stream,
-            self._headers,
-            microbatches=options.microbatches,
-            all_take_part=sharding is not None,
-            num_metrics=len(options.metrics),
-        )
+        self._executor = Executor(self._rank, self._works(), self._ends, loss=loss, options=options)
+        self._runner = WindowRunner(self._rank, self._stream, self._headers, self._ends, self._executor, options)
         self._beginning = None if schedule.is_asynchronous else speculation(training)
 
     def _works(self) -> Works:
@@ -169,11 +139,7 @@ class Engine:
             works.append(Versioned(self.stores))
         if self._stream.schedule(training=True).moves:
             works.append(Lent(self._rank))
-        if self._offload is not None:
-            works.append(Offloaded(self._rank, self._offload))
-        if self.swap is not None:
-            works.append(Swapped(self.swap))
-        return Works(works)
+        return Works([*works, *self._host.works(self._rank)])
 
     @property
     def gradients(self) -> dict[int, StageGradients]:
@@ -236,15 +202,7 @@ class Engine:
         and of their gradients that have gone there."""
         sent = self._executor.bytes_sent
         activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
-        moved = self._offload.mover.bytes_moved if self._offload is not None else 0
-        swapped = (self.swap.weights_moved, self.swap.gradients_moved) if self.swap is not None else (0, 0)
-        return {
-            "activation": activations,
-            "gradient": sent[Payload.GRADIENT],
-            "host_activations": moved,
-            "host_weights": swapped[0],
-            "host_weight_gradients": swapped[1],
-        }
+        return {"activation": activations, "gradient": sent[Payload.GRADIENT], **self._host.bytes_moved}
 
     def attach_optimizer(
         self,
@@ -299,7 +257,7 @@ class Engine:
     @property
     def step(self) -> int:
         """The index of the step whose batch is submitted next."""
-        return self._step
+        return self._runner.step
 
     @property
     def interval(self) -> int:
@@ -319,20 +277,20 @@ class Engine:
     @property
     def stops(self) -> bool:
         """Whether no further batch shall be submitted: a rank asked to stop, and all ranks are at the same step."""
-        return self._ends.stop_after is not None and self._step > self._ends.stop_after
+        return self._ends.stop_after is not None and self._runner.step > self._ends.stop_after
 
     @property
     def saves(self) -> bool:
         """Whether the run shall be saved before the next batch: a rank asked for it, and all are at the same step."""
-        return self._ends.save_after is not None and self._step == self._ends.save_after + 1
+        return self._ends.save_after is not None and self._runner.step == self._ends.save_after + 1
 
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume. The weights have version ``step``."""
-        if step != self._step:
+        if step != self._runner.step:
             for store in self.stores.values():
                 if store.newest != step:
                     store.start_at(step)
-        self._step = self._since = step
+        self._runner.step = self._runner.since = step
         self._ends.stop_after = self._ends.save_after = None
 
     @property
@@ -342,12 +300,7 @@ class Engine:
 
     def place(self) -> tuple[str, str]:
         """The last action that this rank has begun, in words and as a picture of the schedule."""
-        action = self._executor.current
-        if action is None:
-            return "before its first action", ""
-        program = self._stream.program(self._is_training)
-        picture = draw_place(program, self.view, self._in_program(action))
-        return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
+        return self._runner.place()
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that this rank begins; safe in a signal handler."""
@@ -369,22 +322,22 @@ class Engine:
         """
         if self.options.offload_drive is not None:
             DriveFolder(self.options.offload_drive).require()
-        self.timeline.begin(self._step)
-        self._buffers_at_start = self._versions_of_buffers()
+        self.timeline.begin(self._runner.step)
+        self._states_of_buffers = states_of_buffers(self.stages)
         if self._begin_step is not None:
             self._begin_step()
         if self._filler is not None:
-            self._filler.begin(self._stream.window(self._step))
-        window = self._open(batch, training=True)
-        actions = self._stream.training(self._step, self._since)
+            self._filler.begin(self._stream.window(self._runner.step))
+        window = self._runner.open(batch, training=True, asks=self._take_asks())
+        actions = self._stream.training(self._runner.step, self._runner.since)
         begun = self._begin_next(window, actions) if self._ends.is_pending else 0
-        self._run(actions[begun:])
-        self._close_ended()
+        self._runner.run(actions[begun:])
+        self._runner.close_ended()
         self.timeline.finish()
-        self._step += 1
-        if self._step <= self.options.warmup_steps:
+        self._runner.step += 1
+        if self._runner.step <= self.options.warmup_steps:
             self._empty()
-        if self._step % self.options.twin_check_every == 0:
+        if self._runner.step % self.options.twin_check_every == 0:
             self.compare_copies()
         return self._ends.take_finished()
 
@@ -396,7 +349,7 @@ class Engine:
         """
         if self.waves and any(exchange.held for exchange in self.waves.values()):
             return  # replicas have different weights in the middle of a wave
-        compare_copies(self.view, self.stages, self.tags, self.transport, self._step)
+        compare_copies(self.view, self.stages, self.tags, self.transport, self._runner.step)
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; return this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
@@ -423,9 +376,9 @@ class Engine:
         self.settle()
         for module in self.stages.values():
             module.eval()
-        self.timeline.begin(self._step)  # these times belong to no training step
-        window = self._open(batch, training=False)
-        self._run(self._stream.forward_only(), training=False)
+        self.timeline.begin(self._runner.step)  # these times belong to no training step
+        window = self._runner.open(batch, training=False)
+        self._runner.run(self._stream.forward_only(), training=False)
         if with_loss:
             window.learn(self._headers.totals(window))
         self._rank.windows.clear()
@@ -440,26 +393,23 @@ class Engine:
         Returns:
             the times of these windows, which are not in the engine's own timeline.
         """
-        kept = self._copy_buffers()
+        kept = copy_buffers(self.stages)
         own, self._rank.timeline = self.timeline, Timeline(self.timeline.clock)
         actions = self._stream.without_update()
         for _ in range(windows):
             self.timeline.begin(-1)
-            window = self._open(batch, training=True, place=0)
-            self._run(actions)
+            window = self._runner.open(batch, training=True, place=0)
+            self._runner.run(actions)
             self._headers.totals(window)
             self._rank.windows.clear()
             self.timeline.finish()
         self._empty()
         self._ends.close()
-        self._load_buffers(kept)
+        load_buffers(self.stages, kept)
         for store in self.stores.values():
             store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
-        if self._offload is not None:
-            self._offload.mover.bytes_moved = 0
-        if self.swap is not None:
-            self.swap.weights_moved = self.swap.gradients_moved = 0
+        self._host.count_anew()
         measured, self._rank.timeline = self.timeline, own
         return measured
 
@@ -482,93 +432,26 @@ class Engine:
         """
         if self._stream.overlap or self._ends.is_pending or self._sharding is not None:
             return False
-        if self._versions_of_buffers() != self._buffers_at_start:
+        if states_of_buffers(self.stages) != self._states_of_buffers:
             return False
         self._rank.windows.clear()
         self._executor.abandon(())
-        if self.swap is not None:
-            self.swap.abandon()
+        self._host.abandon()
         self._ends.close()
         return True
-
-    def _versions_of_buffers(self) -> list[tuple[int, int]]:
-        """The identity of each buffer and how often it was changed, to see whether forwards have changed one."""
-        return [(id(value), value._version) for module in self.stages.values() for _, value in _named_buffers(module)]
 
     def _empty(self) -> None:
         """Like :meth:`drain`, but the next call of it or of :meth:`submit` returns the steps."""
         self.settle()
         self._executor.drain()
         self._headers.drain()
-        if self._offload is not None:
-            self._offload.mover.require_empty()
-        if self.swap is not None:
-            self.swap.require_empty()
-
-    # One window
-
-    def _run(self, actions: Sequence[Action], *, training: bool = True) -> None:
-        def failed(action: Action, error: Exception) -> Exception:
-            if isinstance(error, NotFiniteError):
-                return self._say_where(error)
-            program, shapes = self._stream.program(training), self._executor.describe(action)
-            return explain_failure(error, program, self.view, self._in_program(action), shapes, self.stages)
-
-        self._is_training = training
-        for gradients in self.all_gradients:
-            gradients.claim()
-        with self.transport.exclusive():
-            random_state = torch.get_rng_state()
-        ended = self._step - 1  # a step that fails leaves the generators as the step before it did
-        try:
-            self._executor.run(actions, failed, training=training)
-            ended = self._step
-        finally:
-            with self.transport.exclusive():  # ranks in threads share the generator: wait for other ranks' use of it
-                seed_generators(mix_seed(self.options.seed, ended))  # of Python and NumPy, alike on all ranks
-                torch.set_rng_state(random_state)
-
-    def _open(self, batch: StepBatch, training: bool, place: int | None = None) -> Window:
-        window = self._opener.open(
-            batch,
-            step=self._step,
-            training=training,
-            asks=self._take_asks() if training and place is None else 0,
-            loss_scale=self.update.scale.of_sum,
-            timeline=self.timeline,
-        )
-        if place is not None:
-            window.first = place * self.options.microbatches
-        self._rank.windows[window.first // self.options.microbatches] = window
-        if self._sharding is not None and training:
-            self._sharding.begin(self.options.microbatches)
-        self._ends.send_loss(window)  # a replica without samples has no forward that would do this
-        return window
+        self._host.require_empty()
 
     def _take_asks(self) -> int:
         """What this rank asks of all: a stop until it has come, a save once."""
         asks = STOP * self._stop_requested + SAVE * self._save_requested
         self._save_requested = False
         return asks
-
-    def _in_program(self, action: Action) -> Action:
-        """An action of the present windows, with the numbers of its program."""
-        return self._stream.in_program(action, self._step, self._since) if self._is_training else action
-
-    def _close_ended(self) -> None:
-        """Remove the windows whose stages have all been updated; their buffers must be empty."""
-        for place, window in list(self._rank.windows.items()):
-            if not window.waits_for_step:
-                self._executor.require_empty(window)
-                del self._rank.windows[place]
-
-    def _copy_buffers(self) -> dict[str, Tensor]:
-        return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
-
-    def _load_buffers(self, copies: Mapping[str, Tensor]) -> None:
-        for module in self.stages.values():
-            for name, value in _named_buffers(module):
-                value.copy_(copies[name])
 
     # Between two windows
 
@@ -577,11 +460,11 @@ class Engine:
 
         Afterwards a filler has used what it keeps of micro-batches, and its results are in the optimizer's states.
         """
-        if self._stream.overlap and self._step > self._since:
-            self._run(self._stream.drain(self._step - self._since, self._since))
-            self._close_ended()
-            self._since = self._step
-        self._settle_step()
+        if self._stream.overlap and self._runner.step > self._runner.since:
+            self._runner.run(self._stream.drain(self._runner.step - self._runner.since, self._runner.since))
+            self._runner.close_ended()
+            self._runner.since = self._runner.step
+        self._runner.settle()
         for stage, exchange in self.waves.items():
             exchange.close()
             if (store := self.stores.get(stage)) is not None:  # each worker has older weights of its own
@@ -593,103 +476,15 @@ class Engine:
         """Run the beginning of a window that does not need the last step's result, then settle; return its length."""
         assert self._beginning is not None  # only flushed schedules have post-validation
         length = self._beginning.lengths[self.view.position]
-        own_buffers = self._copy_buffers()
-        self._run(actions[:length])
+        own_buffers = copy_buffers(self.stages)
+        self._runner.run(actions[:length])
 
         def drop() -> None:
             self._executor.abandon(self._beginning.in_flight[self.view.position] if self._beginning else ())
 
-        if self._settle_step(drop):
-            self._load_buffers(own_buffers)
+        if self._runner.settle(drop):
+            load_buffers(self.stages, own_buffers)
             window.begin_again(self.update.scale.of_sum)
-            self._run(actions[:length])
+            self._runner.run(actions[:length])
         self._ends.send_loss(window)
         return length
-
-    def _settle_step(self, drop: Callable[[], None] | None = None) -> bool:
-        try:
-            return self._ends.settle(drop)
-        except NotFiniteError as error:
-            raise self._say_where(error) from error
-
-    def _say_where(self, error: NotFiniteError) -> RunFailedError:
-        """The error that ends the run at a step that is not finite; it says where the first such value was made."""
-        found = self._find_nonfinite(error.window)
-        where = "; every layer was finite when the step ran again"
-        if found is not None:
-            where = f"; first not finite: {found.what}"
-        elif self._stream.overlap:
-            where = ""
-        step = error.window.step + 1
-        return RunFailedError(f"step {step}: {error.what}{where}; the weights are those of the step before")
-
-    def _find_nonfinite(self, window: Window) -> Finding | None:
-        """Run the window again, checking every layer; return the first finding of all ranks, on each of them.
-
-        Return None if windows overlap, because messages of other windows are on their way.
-        """
-        if self._stream.overlap:
-            return None
-
-        def number() -> int:
-            action = self._executor.current
-            return self.view.first_microbatch + (action.microbatch or 0 if action is not None else 0)
-
-        watcher = Watcher(self.stages, self.all_gradients, number)
-        actions = self._stream.without_update()
-        eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
-        if self._sharding is not None:
-            self._sharding.begin(self.options.microbatches)
-        self._rank.windows[0] = replayed(window)
-        with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
-            self._run(actions)
-        watcher.check_sums()
-        self.update.close()
-        return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
-
-
-def _stores(
-    stages: Mapping[int, StageModule], schedule: Schedule, prediction: Prediction | None
-) -> dict[int, StageWeights]:
-    """Make a store for each stage whose weights are predicted, or change between a forward and its backward."""
-    found: dict[int, StageWeights] = {}
-    for stage, module in stages.items():
-        gaps = prediction.stages[stage] if prediction is not None else None
-        lag = schedule.lags[stage] if schedule.is_asynchronous else 0
-        if schedule.own_weights:
-            found[stage] = PipelineWeights(module, schedule.pipeline_of_microbatch)
-        elif gaps is not None:
-            decay = prediction.decays[stage] if prediction is not None and prediction.decays else None
-            found[stage] = PredictedWeights(module, gaps, overlaps=schedule.is_asynchronous, decay=decay)
-        elif lag:
-            found[stage] = WeightStore(module, lag, schedule.window_size, reads_newest=schedule.reads_newest)
-    return found
-
-
-def _keeping(keep: Keep, stores: Mapping[int, StageWeights]) -> Keep:
-    """``keep``, or what keeps the gradients of each pipeline where pipelines train weights of their own."""
-
-    def make(parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None) -> StageGradients:
-        store = stores.get(tag.stages[0]) if tag is not None else None
-        return (
-            PipelineGradients(parameters, tag, store) if isinstance(store, PipelineWeights) else keep(parameters, tag)
-        )
-
-    return make
-
-
-def _waves(
-    view: RankView, stages: Mapping[int, StageModule], schedule: Schedule, transport: Transport
-) -> dict[int, WaveExchange]:
-    """Make the exchange of each stage, if replicas exchange changes of weights."""
-    if not schedule.wave or len(view.replicas) == 1:
-        return {}
-    trained = {stage: [each for each in module.parameters() if each.requires_grad] for stage, module in stages.items()}
-    return {
-        stage: WaveExchange(parameters, transport, view.replicas, wave=schedule.wave, distance=schedule.distance)
-        for stage, parameters in trained.items()
-    }
-
-
-def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:
-    return [(module.global_name(name), value) for name, value in module.named_buffers()]

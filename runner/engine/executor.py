@@ -17,11 +17,11 @@ from runner.engine.actions.compute import Compute
 from runner.engine.actions.messages import Messages
 from runner.engine.actions.opportunist import Opportunist
 from runner.engine.context import RankContext
+from runner.engine.options import EngineOptions
 from runner.engine.step_ends import StepEnds
 from runner.engine.window import Window
 from runner.engine.works.work import Filler, Works
 from runner.model.data import LossFunction
-from runner.model.metrics import Metric
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Executor"]
@@ -35,23 +35,11 @@ class Executor:
         works: the additions that wrap forwards and backwards.
         ends: ends the steps: sums gradients at REDUCE, updates at STEP, learns when the last loss is known.
         loss: the loss function, used by the last stage.
-        dtype: dtype of the model's input.
-        autocast: format of the forwards' matrix products; None if it is the format of the weights.
-        seed: seed of random layers, combined with step, micro-batch and layer.
-        metrics: measured beside the loss in windows that are not of training.
+        options: the settings of the run.
     """
 
     def __init__(
-        self,
-        rank: RankContext,
-        works: Works,
-        ends: StepEnds,
-        *,
-        loss: LossFunction,
-        dtype: torch.dtype,
-        autocast: torch.dtype | None = None,
-        seed: int,
-        metrics: Sequence[Metric] = (),
+        self, rank: RankContext, works: Works, ends: StepEnds, *, loss: LossFunction, options: EngineOptions
     ) -> None:
         self.current: Action | None = None  # the action that runs now
         self.begun = 0  # number of actions so far
@@ -61,11 +49,11 @@ class Executor:
             rank,
             works,
             loss=loss,
-            dtype=dtype,
-            autocast=autocast,
-            seed=seed,
+            dtype=options.dtype,
+            autocast=options.autocast,
+            seed=options.seed,
             on_losses=ends.send_loss,
-            metrics=metrics,
+            metrics=options.metrics,
         )
         self._messages = Messages(rank)
         self._opportunist = Opportunist.of(rank, self._messages)

@@ -143,8 +143,7 @@ class TensorSpec(NamedTuple):
 
     def allocate(self, device: torch.device) -> Tensor:
         """An empty tensor."""
-        made = torch.empty([self.shape[axis] for axis in self.axes], dtype=self.dtype, device=device)
-        return made.permute([self.axes.index(axis) for axis in range(len(self.axes))])
+        return torch.empty_permuted(self.shape, self.axes, dtype=self.dtype, device=device)  # no view, whose base stays
 
     def in_memory(self, tensor: Tensor) -> Tensor:
         """The elements of a tensor in the order of ``axes``, contiguous: what a message consists of."""

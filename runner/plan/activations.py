@@ -19,7 +19,10 @@ from runner.targets import with_environment
 __all__ = [
     "activation_notes",
     "activation_problems",
+    "lends",
+    "moves_boundaries",
     "plan_activations",
+    "plans_arena",
     "program_problems",
     "reads_budget",
     "shares_by_lifetime",
@@ -85,6 +88,24 @@ def shares_by_lifetime(config: RunConfig) -> bool:
     """Whether the stages of a rank share its memory by how long their tensors live."""
     offload = OFFLOADS.get(config.offload.activations)
     return offload is not None and offload.by_lifetime
+
+
+def plans_arena(config: RunConfig) -> bool:
+    """Whether the plan tells how large an arena is in which everything of a stage has its place."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.plans_arena
+
+
+def lends(config: RunConfig) -> bool:
+    """Whether ranks above their limit lend activations to other ranks."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.lends
+
+
+def moves_boundaries(config: RunConfig) -> bool:
+    """Whether ``partition=auto`` moves layers between stages together with the choice of what they keep."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.recuts
 
 
 def _chooses_moves(config: RunConfig) -> bool:

@@ -9,13 +9,12 @@ from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.choose import Priced, fastest_that_fits, priced
 from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ActivationPlan, Price, Program, StageChain, StageChoice
+from runner.plan.memory.stage_arena import TURNS
 from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.on_the_way import OnTheWay
 from runner.plan.time.host import seconds_alone
 
 __all__ = ["ProgramChoice", "program_cost", "stage_peak"]
-
-_ROUNDS = 2  # micro-batches beyond those in flight, until what is on its way is the same for each
 
 
 class ProgramChoice:
@@ -72,7 +71,7 @@ def stage_peak(figures: StageFigures, in_flight: int) -> int:
 def _peak_with_moves(figures: StageFigures, in_flight: int) -> int:
     """The peak of forwards of as many micro-batches as are in flight, and then of backwards and forwards in turns."""
     way, peak, saved = OnTheWay(figures.leaving_bytes), 0, figures.saved_bytes
-    for turn in range(2 * in_flight + _ROUNDS):
+    for turn in range(2 * in_flight + TURNS):
         if turn >= in_flight:
             peak = max(peak, in_flight * saved + way.backward((0, turn - in_flight), figures.moved))
         held = min(turn, in_flight - 1)

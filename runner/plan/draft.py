@@ -10,7 +10,8 @@ from runner.plan.cores import SharedCores, shared_cores
 from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
-from runner.plan.memory.zero import ZeroSharing, flattened_bytes, sharing_of
+from runner.plan.memory.needs import MemoryNeeds
+from runner.plan.memory.zero import flattened_bytes, sharing_of
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
@@ -18,7 +19,7 @@ from runner.plan.values import Link
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
 
-__all__ = ["Draft", "Layout", "Machine", "MemoryNeeds", "draft_of"]
+__all__ = ["Draft", "Layout", "Machine", "draft_of"]
 
 
 _AVERAGING = 2  # temporary tensors of the size of a weight with which averaging moves weights
@@ -57,20 +58,6 @@ class Layout:
     def to_json(self) -> dict[str, int]:
         """The ``layout`` of the plan's JSON form."""
         return asdict(self) | {"world_size": self.world_size}
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeeds:
-    """Inputs of a memory prediction besides the layers; see :func:`runner.plan.memory.predict.predict_memory`."""
-
-    batch_samples: int
-    temporaries: int
-    lingering: int
-    sharing: ZeroSharing | None
-    states_over: int
-    flattened: int
-    accelerated: bool
-    extra: tuple[ExtraCopies, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +148,8 @@ def _memory_needs(
         flattened=flattened_bytes(config),
         accelerated=on_accelerator(config, machine.device_memory_bytes),
         extra=_extra_copies(schedule, prediction, data),
+        backup=config.schedule.post_validation,
+        copied_by=data if config.checkpoint.asynchronous else None,
     )
 
 

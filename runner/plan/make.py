@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import raise_problems
 from runner.memory.solve.adjust import adjusted
-from runner.plan.activations import activation_notes
+from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
@@ -21,6 +21,7 @@ from runner.plan.layout.topology import Topology
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
+from runner.plan.memory.stage_arena import arena_notes, stage_arena
 from runner.plan.reductions import reductions, sent_bytes, with_compression
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
@@ -105,7 +106,7 @@ def _make(
     suggest: bool,
 ) -> RunPlan:
     _refuse(config, profile)
-    plan = _planned(config, profile, machine, chosen, stage_seconds)
+    plan = _with_arenas(_planned(config, profile, machine, chosen, stage_seconds), config)
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
@@ -121,6 +122,18 @@ def _make(
         best = best_override(plan, config, replan, measures_threads=times)
     reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
     return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)
+
+
+def _with_arenas(plan: RunPlan, config: RunConfig) -> RunPlan:
+    """The plan with the arena of each stage, and a note about the largest, if its offload strategy plans arenas."""
+    if not plans_arena(config):
+        return plan
+    costs = adjusted(plan.profile, plan.activations)
+    arenas = tuple(
+        stage_arena(costs, figures, count) for figures, count in zip(plan.figures, plan.in_flight, strict=True)
+    )
+    notes = arena_notes(f"offload.activations={config.offload.activations}", arenas)
+    return replace(plan, arenas=arenas, advice=(*plan.advice, *notes))
 
 
 def _ordered(notes: Sequence[str], best: Improvement | None, other: Comparison | None) -> tuple[str, ...]:
@@ -185,7 +198,11 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
 
 
 def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None) -> RunPlan:
-    draft = _ordered_by_profile(draft, stages.figures)
+    draft = (
+        _ordered_by_profile(draft, stages.figures)
+        if stages.schedule is None
+        else replace(draft, schedule=stages.schedule)
+    )
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
     time = _time(draft, program, stages, stage_seconds)
@@ -335,7 +352,9 @@ def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[st
     if not schedule.moves:
         return ()
     moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)
+    pairs = dict.fromkeys((schedule.placement[0][move.stage], move.peer) for move in schedule.moves)
+    told = ", ".join(f"{lender} and {host}" for lender, host in pairs)
     return (
-        f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks r and D-1-r, of "
+        f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks {told}, of "
         f"{len(schedule.moves)} micro-batches there and back; a sender waits until they have left",
     )

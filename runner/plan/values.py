@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from runner.errors import Problem
 from runner.memory.solve.residency import RankTurns, Traffic
+from runner.memory.solve.static_arena import ArenaFigures
 from runner.memory.solve.values import ActivationPlan
 from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.choice_notes import choice_document
@@ -185,6 +186,8 @@ class RunPlan:
             back.
         weights: which weights are at home in the host's memory.
         turns: for each pipeline rank, when they are on the device; empty if none are at home there.
+        arenas: how large one piece of memory must be that holds what each stage saves and needs; empty unless the
+            strategy of ``offload.activations`` plans it.
     """
 
     layout: dict[str, int]
@@ -209,6 +212,7 @@ class RunPlan:
     host_activation_bytes: float = 0.0
     weights: WeightPlan = WeightPlan()
     turns: tuple[RankTurns, ...] = ()
+    arenas: tuple[ArenaFigures, ...] = ()
 
     @property
     def host_weight_bytes(self) -> Traffic:
@@ -290,6 +294,7 @@ class RunPlan:
             },
             "offload_seconds": list(self.host_seconds),
             **({"activation_choices": choice_document(self.activations.choices)} if self.activations.choices else {}),
+            **({"activation_arenas": [asdict(each) for each in self.arenas]} if self.arenas else {}),
             **({"host_weights": self.weights.to_json()} if self.turns else {}),
             **self._schedule_and_work(),
         }

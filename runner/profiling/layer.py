@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from runner.memory.solve.save_ops import OPERATORS
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
 from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.profiling.flops import FlopCounter
-from runner.profiling.saved_scan import scan_forward
+from runner.profiling.operator_peaks import OperatorPeaks
+from runner.profiling.saved_scan import ForwardScan, scan_forward
 from runner.profiling.split_scan import split_figures
 
 __all__ = ["boundary_tensors", "num_bytes", "profile_call"]
@@ -39,54 +42,86 @@ def profile_call(
         numbers: gives the storages of all rows distinct numbers.
         module: the module whose weights and buffers ``function`` uses.
     """
-    parameters = list(module.parameters()) if module is not None else []
-    buffers = list(module.buffers()) if module is not None else []
+    parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated permanently, so only temporaries count
-    stopped = stopped_forward_bytes(function, value, tracker)
-    chained = chained_backward_bytes(function, value, tracker)
-    given = map_tensors(as_leaf, value)
-    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
-    output, saved, forward_peak, forward_flops = _forward(function, given, tracker)
-    tensors = [*flatten(given)[0], *flatten(output)[0]]
-    kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
-    read = {numbers.of(t) for t, seen in zip(flatten(given)[0], scan.given, strict=True) if seen in scan.read}
-    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-    shared = _SharedGradients(flatten(given)[0], numbers)
-    backward_transient, backward_flops = _backward(roots, tracker)
-    row = LayerProfile(
-        name=name,
-        num_parameters=sum(parameter.numel() for parameter in parameters),
-        weight_bytes=num_bytes(parameters) + num_bytes(buffers),
-        gradient_bytes=num_bytes(trained),
-        saved_bytes=saved,
-        output_bytes=num_bytes(output),
-        forward_transient_bytes=max(0, forward_peak - saved),
-        backward_transient_bytes=backward_transient,
-        forward_flops=forward_flops,
-        backward_flops=backward_flops,
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        largest_parameter_bytes=max((num_bytes(parameter) for parameter in trained), default=0),
-        saves_input=scan.saves_input,
-        saves_output=scan.saves_output,
-        unsaved_forward_bytes=scan.peak_bytes,
-        recomputation=scan.recomputation(forward_flops),
-        split=split_figures(function, value, tracker, module, backward_flops),
-        output=boundary_tensors(output, tracker, numbers),
-        saves=tuple(sorted(kept)),
-        reads=tuple(sorted(read)),
-        shared_gradients=shared.found(),
-        output_gradient_bytes=num_bytes(roots),
-        chained_backward_bytes=chained,
-        statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
-        stopped_forward_bytes=stopped,
-        trained_shapes=tuple(tuple(parameter.shape) for parameter in trained),
-    )
-    for parameter in trained:
-        parameter.grad = None
+    with _own_gradients(trained):
+        stopped = stopped_forward_bytes(function, value, tracker)
+        chained = chained_backward_bytes(function, value, tracker)
+        given = map_tensors(as_leaf, value)
+        scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
+        peaks = OperatorPeaks(tracker)
+        output, saved, forward_flops = _forward(function, given, tracker, peaks)
+        forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
+        kept, numbered = _storages(scan, given, output, numbers)
+        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+        shared = _SharedGradients(flatten(given)[0], numbers)
+        backward_transient, made, backward_flops = _backward(roots, tracker)
+        row = LayerProfile(
+            name=name,
+            **_weight_figures(parameters, buffers),
+            saved_bytes=saved,
+            output_bytes=num_bytes(output),
+            forward_transient_bytes=max(0, forward_peak - saved),
+            backward_transient_bytes=backward_transient,
+            forward_flops=forward_flops,
+            backward_flops=backward_flops,
+            forward_seconds=0.0,
+            backward_seconds=0.0,
+            saves_input=scan.saves_input,
+            saves_output=scan.saves_output,
+            unsaved_forward_bytes=scan.peak_bytes,
+            recomputation=scan.recomputation(forward_flops, second_peaks.__getitem__, numbered),
+            split=split_figures(function, value, tracker, module, backward_flops),
+            output=boundary_tensors(output, tracker, numbers),
+            saves=kept,
+            reads=tuple(sorted({numbered[seen] for seen in scan.read})),
+            shared_gradients=shared.found(),
+            output_gradient_bytes=num_bytes(roots),
+            chained_backward_bytes=chained,
+            backward_made_bytes=made,
+            statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
+            stopped_forward_bytes=stopped,
+        )
     return map_tensors(as_leaf, output), row
+
+
+def _weights_of(module: nn.Module | None) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """The parameters and the buffers of a module."""
+    return (list(module.parameters()), list(module.buffers())) if module is not None else ([], [])
+
+
+def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> dict[str, Any]:
+    """What a row says of a layer's weights, by field."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return {
+        "num_parameters": sum(parameter.numel() for parameter in parameters),
+        "weight_bytes": num_bytes(parameters) + num_bytes(buffers),
+        "gradient_bytes": num_bytes(trained),
+        "largest_parameter_bytes": max(map(num_bytes, trained), default=0),
+        "trained_shapes": tuple(tuple(parameter.shape) for parameter in trained),
+    }
+
+
+@contextmanager
+def _own_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Within the context, parameters have gradients; a run allocates them permanently, so only temporaries count."""
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.grad = None
+
+
+def _storages(
+    scan: ForwardScan, given: Any, output: Any, numbers: StorageNumbers
+) -> tuple[tuple[int, ...], dict[Any, int]]:
+    """The numbers of the storages of its input and output that a forward saves, and of each that the scan was given."""
+    inputs = flatten(given)[0]
+    tensors = [*inputs, *flatten(output)[0]]
+    kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
+    return tuple(sorted(kept)), {seen: numbers.of(t) for t, seen in zip(inputs, scan.given, strict=True)}
 
 
 class _SharedGradients:
@@ -126,24 +161,25 @@ def num_bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
 
 
-def _forward(function: Callable[[Any], Any], given: Any, tracker: LiveTracker) -> tuple[Any, int, int, float]:
-    """Return the output, the bytes alive after it, the bytes alive at its peak, and its FLOPs."""
+def _forward(
+    function: Callable[[Any], Any], given: Any, tracker: LiveTracker, peaks: OperatorPeaks
+) -> tuple[Any, int, float]:
+    """Return the output, the bytes alive after it, and its FLOPs; ``peaks`` notes the rest."""
     base = tracker.live
-    tracker.reset_peak()
-    with FlopCounter() as flops:
+    with FlopCounter() as flops, peaks:
         output = function(enter_graph(given))
-    return output, tracker.live - base, tracker.peak - base, flops.total
+    return output, tracker.live - base, flops.total
 
 
-def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float]:
-    """Return the peak bytes above what was alive before, and the FLOPs."""
+def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, int, float]:
+    """Return the peak bytes above what was alive before, those of what is made alone, and the FLOPs."""
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
     tracker.reset_peak()
-    with FlopCounter() as flops:
+    with FlopCounter() as flops, LiveTracker() as of_backward:
         if roots:
             torch.autograd.backward(roots, gradients)
-    return max(0, tracker.peak - before), flops.total
+    return max(0, tracker.peak - before), of_backward.peak, flops.total
 
 
 def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:

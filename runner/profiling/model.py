@@ -289,17 +289,15 @@ def profile_layers(
     tied = tied_parameters(sources) if profiler is not None else []
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
-
     with LiveTracker() as tracker:
         alike = AlikeLayers(tracker, numbers)
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
             function = autocasting(source.calling(module), device_type, autocast)
-            name = source.label or source.name or "model"
             given = value
             with about_layer(source.index, module, value):
-                value, row = alike.profile(name, function, value, module)
+                value, row = alike.profile(source.label or source.name or "model", function, value, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:

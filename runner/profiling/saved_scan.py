@@ -6,7 +6,7 @@ that of a forward that keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from runner.memory.solve.save_ops import PRESETS, SaveChoice
+from runner.memory.solve.save_ops import CONVOLUTIONS, OPERATORS, SaveChoice
 from runner.model.boundary import flatten
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import Recomputation
@@ -50,6 +50,7 @@ class ForwardScan:
         kept: the storages among these that are saved.
         read: the storages among the given ones that operators use.
         needed: how many of the operators had run when autograd saved the last tensor; recomputation stops there.
+        convolved: the read storages that only convolutions use.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -62,21 +63,31 @@ class ForwardScan:
     kept: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     needed: int = 0
+    convolved: set[int] = field(default_factory=set)
 
     @property
     def saves_output(self) -> bool:
         """Whether the output is saved, or is the input's own storage and cannot be dropped."""
         return bool(self.outputs & self.saved.keys()) or not self.outputs
 
-    def recomputation(self, forward_flops: float) -> dict[str, Recomputation]:
-        """For every preset, and ``""`` for none: what is kept and what the recomputed forward makes."""
+    def recomputation(
+        self, forward_flops: float, second_peak: Callable[[str], int | None], numbers: Mapping[int, int]
+    ) -> dict[str, Recomputation]:
+        """For every preset, and ``""`` for none: what is kept and what the recomputed forward makes.
+
+        Args:
+            forward_flops: the FLOPs of the layer's forward.
+            second_peak: see :meth:`runner.profiling.operator_peaks.OperatorPeaks.second_peak`.
+            numbers: the profile's numbers of the storages in the input.
+        """
         found = {"": Recomputation(0, sum(self.saved.values()), forward_flops)}
-        for preset in PRESETS:
+        for preset, (names, every) in OPERATORS.items():
             choice = SaveChoice(preset)
             chosen = [operator for operator in self.operators if choice.keeps(operator.name)]
             kept = {storage: size for operator in chosen for storage, size in operator.outputs.items()}
             passed = {storage for operator in self.operators[: self.needed] for storage in operator.outputs}
             inner = {storage: size for storage, size in kept.items() if storage not in self.outputs}
+            skips_convolutions = names >= CONVOLUTIONS and every == 1
             found[preset] = Recomputation(
                 kept_bytes=sum(inner.values()),
                 recomputed_bytes=sum(size for storage, size in self.saved.items() if storage not in kept),
@@ -85,6 +96,8 @@ class ForwardScan:
                     size for storage, size in inner.items() if storage in passed and storage not in self.saved
                 ),
                 keeps_output=bool(self.outputs & kept.keys()),
+                second_peak_bytes=second_peak(preset),
+                unread=tuple(numbers[each] for each in sorted(self.convolved)) if skips_convolutions else (),
             )
         return found
 
@@ -121,7 +134,8 @@ def scan_forward(
     scan.made = [scanner.number(leaf) for leaf in flatten(output)[0]]
     scan.outputs = set(scan.made) - known
     scan.operators = scanner.operators
-    scan.read = inputs & scanner.read
+    scan.read = inputs & (scanner.read | scanner.convolved)
+    scan.convolved = inputs & (scanner.convolved - scanner.read)
     return scan
 
 
@@ -136,21 +150,23 @@ def _no_backward(dropped: None) -> Tensor:
 
 
 class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed
-    """Numbers storages and notes the operators that a preset may keep, and what operators read."""
+    """Numbers storages and notes the operators that a preset may keep, and what convolutions and others read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[_Operator] = []
         self.read: set[int] = set()
+        self.convolved: set[int] = set()
         self.number = StorageNumbers().of
-        self._names = frozenset[str]().union(*(names for names, _ in PRESETS.values()))
+        self._names = frozenset[str]().union(*(names for names, _ in OPERATORS.values()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operator_name(func)
         if name != _ENTERS and func.namespace != _QUESTIONS:
             given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            self.read |= {self.number(tensor) for tensor in given if tensor.layout is torch.strided}
+            found = self.convolved if name in CONVOLUTIONS else self.read
+            found |= {self.number(tensor) for tensor in given if tensor.layout is torch.strided}
         result = func(*args, **kwargs)
         if name in self._names:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]

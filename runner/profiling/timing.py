@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -20,6 +20,7 @@ from runner.config.schema import RunConfig
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
+from runner.model.layers import LayerSource
 from runner.model.load import load_model
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
 from runner.model.split.backward import backward_input, backward_weight
@@ -31,7 +32,7 @@ from runner.profiling.backward_scan import as_leaf
 from runner.profiling.fills import TimeFills
 from runner.profiling.layer_error import about_layer, about_loss
 
-__all__ = ["can_be_timed", "with_measured_seconds"]
+__all__ = ["can_be_timed", "time_layers", "with_measured_seconds"]
 
 _TIMED_RUNS = 3
 _MOST_BYTES_TO_TIME = 4 << 30
@@ -56,38 +57,62 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
         LayerError: a layer or the loss refuses its input's values, which are real here for the first time.
     """
     device = torch.device(device_type(config))
-    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    dtype = dtype_of(config.precision.name)
+    autocast = partial(autocasting, device_type=device.type, autocast=autocast_of(config.precision.name))
     model = load_model(config)
     inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
-    value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
-    samples = num_samples(inputs)
-    rows = []
+    given = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     make = optimizer_of(config.optimizer).profiler
     time_fills: TimeFills = tuple if make is None else make().timer(device, partial(_now, device))
     with _threads(config.trainer.threads):
-        for source, row in zip(model.layers, profile.layers, strict=True):
-            module = source.build().to(device=device, dtype=dtype)
-            function = autocasting(source.calling(module), device.type, autocast)
-            with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range
-                value, timed = _time_call(function, value, device, row)
-            module.zero_grad(set_to_none=True)
-            rows.append(replace(timed, fills=time_fills(row.fills)))
-        value = to_precision(value, torch.float32)
-        lose = partial(_summed, model.loss, targets, samples)
-        with about_loss((value, targets)):
-            _, loss = _time_call(lose, value, device, profile.loss)
+        with_targets = (given, targets)
+        timed = time_layers(
+            profile, model.layers, with_targets, model.loss, dtype=dtype, autocast=autocast, time_fills=time_fills
+        )
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
         compressing = _compression_seconds_per_byte(config, profile, dtype, device)
     gc.collect()
-    return replace(
-        profile,
-        layers=tuple(rows),
-        loss=loss,
-        seconds_source="measured",
-        optimizer_seconds_per_byte=per_byte,
-        compression_seconds_per_byte=compressing,
-    )
+    return replace(timed, optimizer_seconds_per_byte=per_byte, compression_seconds_per_byte=compressing)
+
+
+def time_layers(
+    profile: ModelProfile,
+    sources: Sequence[LayerSource],
+    batch: tuple[Any, Any],
+    loss: LossFunction,
+    *,
+    dtype: torch.dtype,
+    autocast: Callable[[Any], Any] = lambda function: function,
+    time_fills: TimeFills = tuple,
+) -> ModelProfile:
+    """The profile with seconds of every layer and of the loss; each runs alone, on real tensors, where the batch is.
+
+    Args:
+        profile: rows of ``sources`` and of the loss; their bytes and FLOPs stay.
+        sources: the layers; each is built, timed and dropped.
+        batch: the first layer's input, and the targets.
+        loss: takes the last layer's output and the targets.
+        dtype: the precision of weights.
+        autocast: wraps a layer's function that computes in another precision.
+        time_fills: adds seconds to the fills of a layer's bubbles, see :class:`runner.profiling.fills.FillProfiler`.
+
+    Raises:
+        LayerError: a layer or the loss refuses its input's values.
+    """
+    (value, targets), samples, rows = batch, num_samples(batch[0]), []
+    device = flatten(batch)[0][0].device
+    for source, row in zip(sources, profile.layers, strict=True):
+        module = source.build().to(device=device, dtype=dtype)
+        function = autocast(source.calling(module))
+        with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range
+            value, timed = _time_call(function, value, device, row)
+        module.zero_grad(set_to_none=True)
+        rows.append(replace(timed, fills=time_fills(row.fills)))
+    value = to_precision(value, torch.float32)
+    with about_loss((value, targets)):
+        _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss)
+    return replace(profile, layers=tuple(rows), loss=timed_loss, seconds_source="measured")
 
 
 def _compression_seconds_per_byte(

@@ -54,7 +54,7 @@ from runner.training.measure.shared import SharedFigures, store_of_ranks
 from runner.training.module import LayersModule
 from runner.training.progress import progress
 from runner.training.random_state import random_state
-from runner.training.rank_parts import load_parts
+from runner.training.rank_parts import RankParts, load_parts
 from runner.training.resume import History, Progress, read_progress
 from runner.training.stop_signals import StopSignals
 from runner.training.trainer import make_trainer
@@ -99,8 +99,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         logger.warning("%s", few)
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
-    module.val_losses = [list(pair) for pair in before.val_loss]
-    module.val_metrics = {name: [list(pair) for pair in pairs] for name, pairs in before.metrics.items()}
+    _show_history(module, before)
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
     figures = SharedFigures(parts.plan, rank, store_of_ranks())
     samples_of = partial(samples_of_step, loaders[0], config.data.batch_size)
@@ -138,15 +137,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         *watchers,
         end,
     ]
-    trainer = _trainer(
-        config,
-        run_dir,
-        strategy,
-        callbacks,
-        rank=rank,
-        has_validation=loaders[1] is not None,
-        steps_before=len(before.loss),
-    )
+    trainer = _trainer(parts, run_dir, callbacks, rank=rank, steps_before=len(before.loss))
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
     finally:
@@ -154,13 +145,25 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             close_loader(loader)
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
-    is_early = trainer.global_step < config.trainer.max_steps
-    ended = is_early and end.ended(strategy)
-    stopped = is_early and strategy.stopped and not ended
-    if ended:
-        logger.info("a callback has ended the run after step %d of %d", trainer.global_step, trainer.max_steps)
+    stopped = _was_stopped(trainer, strategy, end, config.trainer.max_steps)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
     return stopped
+
+
+def _show_history(module: TrainedModule, before: History) -> None:
+    """Let a module go on with the validations of the run that is continued."""
+    module.val_losses = [list(pair) for pair in before.val_loss]
+    module.val_metrics = {name: [list(pair) for pair in pairs] for name, pairs in before.metrics.items()}
+
+
+def _was_stopped(trainer: pl.Trainer, strategy: EngineStrategy, end: EndTogether, max_steps: int) -> bool:
+    """Whether a signal, and no callback, has ended the run before its last step; all ranks must ask."""
+    if trainer.global_step >= max_steps:
+        return False
+    if end.ended(strategy):
+        logger.info("a callback has ended the run after step %d of %d", trainer.global_step, trainer.max_steps)
+        return False
+    return strategy.stopped
 
 
 def _loading_of(loader: DataLoader[Any]) -> Callable[[], float]:
@@ -296,16 +299,8 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
     return plan
 
 
-def _trainer(
-    config: RunConfig,
-    run_dir: Path,
-    strategy: EngineStrategy,
-    callbacks: list[Callback],
-    *,
-    rank: int,
-    has_validation: bool,
-    steps_before: int,
-) -> pl.Trainer:
+def _trainer(parts: RankParts, run_dir: Path, callbacks: list[Callback], *, rank: int, steps_before: int) -> pl.Trainer:
+    config, strategy = parts.config, parts.strategy
     world_size = strategy.plan.topology.world_size
     return make_trainer(
         strategy,
@@ -314,7 +309,7 @@ def _trainer(
         max_epochs=-1,
         val_check_interval=_validation_interval(config),
         check_val_every_n_epoch=None,
-        limit_val_batches=1.0 if has_validation else 0,
+        limit_val_batches=1.0 if parts.loaders[1] is not None else 0,
         num_sanity_val_steps=0,
         # Not the strategy's rank, which is 0 everywhere until a trainer has the strategy.
         logger=build_logger(config, run_dir, rank if world_size > 1 else 0, steps_before),

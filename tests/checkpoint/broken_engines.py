@@ -11,11 +11,11 @@ import torch
 
 from runner.config.schema import RunConfig
 from runner.engine.actions.compute import Compute
-from runner.engine.engine import Engine
 from runner.engine.executor import Executor
+from runner.engine.run_windows import WindowRunner
 from runner.engine.step_ends import StepEnds
 from runner.engine.update.gradients import StageGradients
-from runner.engine.window import Window
+from runner.engine.window import StepBatch, Window
 from runner.engine.works.work import Place
 from runner.schedule.values import Action
 from runner.training.verify.recording_rank import run_recording_rank
@@ -81,16 +81,16 @@ def missing_reduce(config: RunConfig, run_dir: Path) -> None:
 
 def swapped_target(config: RunConfig, run_dir: Path) -> None:
     """Every sample has its neighbour's target, over the borders of micro-batches."""
-    right = Engine._open
+    right = WindowRunner.open
 
-    def opened(self: Engine, batch: Any, training: bool, place: int | None = None) -> Window:
-        window = right(self, batch, training, place)
+    def opened(self: WindowRunner, batch: StepBatch, **given: Any) -> Window:
+        window = right(self, batch, **given)
         if window.targets is not None:
             sizes = [len(part) for part in window.targets]
             window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))  # type: ignore[no-untyped-call]  # the library's
         return window
 
-    with patch.object(Engine, "_open", opened):
+    with patch.object(WindowRunner, "open", opened):
         run_recording_rank(config, run_dir)
 
 

@@ -33,3 +33,21 @@ def test_a_model_of_transformers_trains_in_silence(tmp_path: Path) -> None:
     told = [re.split(r": | \d", line)[0] for line in done.stderr.splitlines()]
     assert told == ["run directory", "predicted", "step", "step"]  # its training and its validation
     assert not any(word in done.stdout for word in SPOKEN)
+
+
+def test_nothing_that_compiled_code_writes_to_standard_output_gets_through() -> None:
+    code = """
+import os
+from runner.noise import silent_output
+print("before")
+with silent_output():
+    os.write(1, b"a line for developers")
+print("behind")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "before\nbehind\n"
+
+
+def test_a_process_without_standard_output_is_left_as_it_is() -> None:
+    code = "from runner.noise import silent_output\nwith silent_output(): pass"
+    subprocess.run([sys.executable, "-c", f"import os; os.close(1)\n{code}"], check=True)

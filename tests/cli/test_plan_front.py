@@ -8,21 +8,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from plan_command import gpt, in_own_place
 
 from runner.cli.main import main
 
-# A model for a machine that is not at hand, so that nothing is timed.
-GPT = (
-    *("model=gpt", "model.kwargs.layers=6", "model.kwargs.width=16", "model.kwargs.heads=2", "data.kwargs.samples=64"),
-    *("data.kwargs.val_samples=0", "hardware=a100_80gb"),
-)
+GPT = gpt(layers=6)
 
 
 @pytest.fixture(autouse=True)
 def _own_place(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
+    in_own_place(tmp_path_factory, tmp_path, monkeypatch)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> Any:

@@ -7,23 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_command import gpt, in_own_place
 
 from runner.cli.main import main
 
-# A model of two blocks for a machine that is not at hand, so that nothing is timed.
-GPT = (
-    *("model=gpt", "model.kwargs.layers=2", "model.kwargs.width=16", "model.kwargs.heads=2", "data.kwargs.samples=64"),
-    *("data.kwargs.val_samples=0", "hardware=a100_80gb"),
-)
+GPT = gpt(layers=2)
 # Embeddings, two blocks of norms, attention and feed-forward, and the head.
 PARAMETERS = (512 + 64) * 16 + 2 * (2 * 32 + 16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 64 + 64 + 16) + 32 + 512 * 16
 
 
 @pytest.fixture(autouse=True)
 def _own_place(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
+    in_own_place(tmp_path_factory, tmp_path, monkeypatch)
 
 
 def text(capsys: pytest.CaptureFixture[str], *words: str) -> str:

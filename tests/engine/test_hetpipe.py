@@ -129,10 +129,10 @@ def train(
         for batch in batches:
             found += engine.submit(part_of(batch, transport, ranks, workers, schedule))
         if engine.overlap:
-            engine._run(engine._stream.drain(len(batches), 0))
+            engine._runner.run(engine._stream.drain(len(batches), 0))
         stages = engine.stages.values()
         before = {name: value.clone() for stage in stages for name, value in stage.global_state().items()}
-        engine._since = len(batches)
+        engine._runner.since = len(batches)
         found += engine.drain()
         after = {name: value.clone() for stage in stages for name, value in stage.global_state().items()}
         return [step.loss for step in found], before, after

@@ -16,6 +16,7 @@ from runner.engine.actions.saved_tensors import Stash
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import layers_of
 from runner.plan.memory.held import held_microbatches
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
@@ -101,7 +102,7 @@ def test_the_plans_peak_is_that_of_half_the_pipeline_and_one() -> None:
     peaks = {}
     for name in ("1f1b", "bpipe"):
         program = lower(build(name, ranks=ranks, microbatches=count))
-        parts = predict_memory(program, profile, figures, batch_samples=2 * count).parts
+        parts = predict_memory(program, profile, figures, MemoryNeeds(2 * count)).parts
         peaks[name] = [part.activations + part.buffers for part in parts]
     assert peaks["bpipe"][0] == peaks["1f1b"][0] - (ranks // 2 - 1) * figures[0].saved_bytes
     assert max(peaks["bpipe"]) == peaks["bpipe"][0]

@@ -98,14 +98,19 @@ class _Watched(Arena[int]):
 
 
 @cache
-def timed(name: str) -> StageGraph:
-    """The graph of a model whose layers take a second for each byte that they write, and for sixteen FLOPs."""
+def timed_chain(name: str) -> StageChain:
+    """A model whose layers take a second for each byte that they write, and for sixteen FLOPs."""
     chain = bench(name).chain
     rows = (
         replace(row, forward_seconds=row.forward_flops / 16 + row.saved_bytes, backward_seconds=row.backward_flops / 16)
         for row in chain.profile.layers
     )
-    return graph_of(replace(chain, profile=replace(chain.profile, layers=tuple(rows))))
+    return replace(chain, profile=replace(chain.profile, layers=tuple(rows)))
+
+
+def timed(name: str) -> StageGraph:
+    """The graph of such a model."""
+    return graph_of(timed_chain(name))
 
 
 def in_arena(made: StageGraph, budget: int, *, side_by_side: bool) -> tuple[Order | None, _Watched]:

@@ -37,7 +37,7 @@ IN_PLACE = {  # what they say of torch's LSTM cell, which works in place on what
     "dtr online": "changes a tensor in place that a backward needs as it was",
     "selective": "has been mutated",
 }
-LONG = 6  # layers of a stage beyond which the solver of checkmate takes more than seconds
+LONG = 6  # layers of a stage beyond which the solver of checkmate and monet takes more than seconds
 
 
 @cache
@@ -90,7 +90,7 @@ def trained(
 
 
 def same_bits(name: str, strategy: str, pipeline: int, schedule: str) -> None:
-    if strategy.startswith("checkmate") and len(profile(name).layers) > LONG * pipeline:
+    if strategy.startswith(("checkmate", "monet")) and len(profile(name).layers) > LONG * pipeline:
         pytest.skip("the solver takes minutes for stages of so many layers")
     if name == "LSTM" and strategy in IN_PLACE:
         with pytest.raises(RunFailedError, match=IN_PLACE[strategy]):

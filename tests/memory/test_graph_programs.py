@@ -6,7 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.errors import RequestError
 from runner.memory.apply.install import install
-from runner.memory.solve.graph.checkmate import cheapest_order, order_of_kept
+from runner.memory.solve.graph.checkmate import cheapest_order, order_of_kept, rounded_order
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
 from runner.memory.solve.graph.values import Cost, Graph, replayed
 from runner.memory.solve.program import forwards
@@ -120,6 +120,15 @@ def some_program(made: StageGraph, seed: int) -> GraphProgram:
     return program_of_order(made, order_of_kept(made.graph, lambda stage, index: index in kept))
 
 
+def changing_program(made: StageGraph, seed: int) -> GraphProgram:
+    """A program that keeps other values from each backward to the next one, as a solver's may."""
+
+    def kept(stage: int, index: int) -> bool:
+        return random.Random(f"{seed} {stage} {index}").random() < 0.5
+
+    return program_of_order(made, order_of_kept(made.graph, kept))
+
+
 @dataclass(frozen=True)
 class Ran:
     """One forward and backward: the peak, the forwards of each layer, and gradients with buffers."""
@@ -151,18 +160,54 @@ def plain(name: str, *, seeded: bool = True) -> Ran:
     return ran(bench(name), None, seeded=seeded)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", TASKS)
-def test_any_program_gives_the_same_bits_with_the_predicted_peak_and_forwards(name: str, seed: int) -> None:
+def runs_as_predicted(name: str, program: StageProgram) -> Ran:
+    """Run a program, which gives the bits of the plain run with the predicted peak and as many forwards as it says."""
     of, expected = bench(name), plain(name)
-    program = some_program(of.graph, seed)
     found = ran(of, program)
     assert len(found.result) == len(expected.result)
     assert all(map(torch.equal, found.result, expected.result))
-    assert found.calls == Counter(range(len(of.stage.layers))) + Counter(program.reruns)
     assert found.calls.total() == forwards(program)
     predicted = program_cost(of.chain, program).peak_bytes
     assert 0.99 * predicted <= found.peak <= predicted + SCALARS
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", TASKS)
+def test_any_program_gives_the_same_bits_with_the_predicted_peak_and_forwards(name: str, seed: int) -> None:
+    of = bench(name)
+    program = some_program(of.graph, seed)
+    calls = runs_as_predicted(name, program).calls
+    assert calls == Counter(range(len(of.stage.layers))) + Counter(program.reruns)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_kept_may_change_from_each_backward_to_the_next(name: str, seed: int) -> None:
+    of, expected = bench(name), plain(name)
+    program = changing_program(of.graph, seed)
+    found = ran(of, program)
+    assert all(map(torch.equal, found.result, expected.result))
+    assert found.calls == Counter(range(len(of.stage.layers))) + Counter(program.reruns)
+    predicted = program_cost(of.chain, program).peak_bytes
+    assert 0.99 * predicted <= found.peak <= predicted + SCALARS
+
+
+def test_solvers_run_each_backward_once() -> None:
+    """Also if a backward takes no seconds, so that a second one would cost a solver nothing."""
+    made = bench("skips").graph
+    free = replace(made.graph, values=tuple(replace(value, seconds=0.0) for value in made.graph.values))
+    most = replayed(free, free.once).peak_bytes
+    for part in (9, 7, 6):
+        for order in (cheapest_order(free, most * part // 10, nodes=20), rounded_order(free, most * part // 10)):
+            if order is not None:
+                assert [index for index in order if index in free.backwards] == sorted(free.backwards)
+
+
+def test_an_order_with_a_backward_that_runs_twice_is_no_program() -> None:
+    made = bench("skips").graph
+    with pytest.raises(ValueError, match="a backward runs once, and the order has it twice"):
+        program_of_order(made, (*made.graph.once, len(made.graph.values) - 1))
 
 
 def test_random_numbers_are_those_of_the_first_run_where_nobody_seeds() -> None:
@@ -311,7 +356,7 @@ def refused(*words: str) -> str:
     return problem.line()
 
 
-@pytest.mark.parametrize("policy", ["checkmate", "kusumoto"])
+@pytest.mark.parametrize("policy", ["checkmate", "kusumoto", "monet"])
 def test_other_hooks_and_compiled_layers_are_refused(policy: str) -> None:
     chosen = f"activation_checkpoint={policy}"
     assert refused(chosen, "compile=true").startswith(f"compile = true: must be false with {chosen}.")
@@ -328,4 +373,4 @@ def test_a_stage_that_is_too_long_for_the_solver_is_refused() -> None:
 
 def test_auto_does_not_wait_for_solvers_of_graphs() -> None:
     (choice,) = planned("auto", 1, grid(1, 6, "1f1b")[2]).activations.choices
-    assert not any(offer.name.startswith(("checkmate", "kusumoto")) for offer in choice.offers)
+    assert not any(offer.name.startswith(("checkmate", "kusumoto", "monet")) for offer in choice.offers)

@@ -23,6 +23,7 @@ from runner.memory.solve.policies import solve
 from runner.memory.solve.values import PolicyOptions
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule, layers_of
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
@@ -256,7 +257,7 @@ def measured_and_predicted(policy: str, pipeline: int, dropout: float) -> tuple[
     plan = solve(profile, partition, options)
     program = lower(build("1f1b", ranks=pipeline, microbatches=count))
     figures = stage_figures(adjusted(profile, plan), partition)
-    predicted = predict_memory(program, profile, figures, batch_samples=batch).peak_bytes
+    predicted = predict_memory(program, profile, figures, MemoryNeeds(batch)).peak_bytes
     models = [make() for _ in range(pipeline)]
     adamw = partial(torch.optim.AdamW, foreach=False)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from layouts import train_in_threads
 from test_budgets import SCALARS, limits_are_kept
-from test_graph_programs import TASKS, bench, plain, ran, refused
+from test_graph_programs import TASKS, bench, refused, runs_as_predicted
 from torch import Tensor, nn
 
 from runner.memory.apply.install import install
@@ -183,14 +183,9 @@ def test_a_larger_batch_than_the_planned_one_is_told() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_skips_and_batch_norms_have_the_same_bits_with_the_predicted_peak(name: str) -> None:
-    of, expected = bench(name), plain(name)
-    programs = sized(of.chain)
+    programs = sized(bench(name).chain)
     for program in (programs[0], programs[len(programs) // 2], programs[-1]):
-        found = ran(of, program)
-        assert all(map(torch.equal, found.result, expected.result))
-        assert found.calls.total() == forwards(program)
-        predicted = program_cost(of.chain, program).peak_bytes
-        assert 0.99 * predicted <= found.peak <= predicted + SCALARS
+        runs_as_predicted(name, program)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

@@ -26,6 +26,7 @@ from runner.memory.solve.policies import solve
 from runner.memory.solve.program import moves_tensors
 from runner.memory.solve.values import PolicyOptions
 from runner.model.layers import StageModule, layers_of
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
@@ -144,7 +145,7 @@ def run(
     plan = solve(profile, partition, POLICIES[policy], offload=offload)
     figures = stage_figures(adjusted(profile, plan), partition)
     in_flight = in_flight_microbatches(order)
-    predicted = predict_memory(lower(order), profile, figures, batch_samples=samples, temporaries=1).peak_bytes
+    predicted = predict_memory(lower(order), profile, figures, MemoryNeeds(samples, temporaries=1)).peak_bytes
     capacity = [count * each.moved_bytes for count, each in zip(in_flight, figures, strict=True)]
     models = [make() for _ in range(pipeline)]
 
@@ -218,6 +219,16 @@ def test_what_is_computed_again_moves_its_input_alone(case: str, pipeline: int, 
     assert moved.left == [[0] * STEPS] * pipeline
     everything = run(case, OFFLOADS["async"], pipeline=pipeline)
     assert sum(moved.moved) < sum(everything.moved)
+
+
+@pytest.mark.parametrize("policy", ["full", "manual"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_layer_has_let_go_of_moves_with_the_next_one(case: str, policy: str) -> None:
+    """A layer that is computed again and saves nothing keeps no input; the next one that does is moved, or stays."""
+    plain, moved = (run(case, each, policy=policy) for each in (None, EVERY_SECOND))
+    assert moved.losses == plain.losses
+    assert moved.moved == [STEPS * each for each in moved.planned]
+    assert all(found <= most + SCALARS for found, most in zip(moved.peak, moved.predicted, strict=True))
 
 
 def test_microbatches_of_unequal_size_fit_into_the_pool() -> None:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import pytest
 import torch
 from covering import sampled
 from layouts import make_engine, part_of
+from swapped_runs import STEPS, Ran, scalars, train_swapped
 from torch import Tensor, nn
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.options import EngineOptions
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.memory.apply.install import install
 from runner.memory.apply.weight_swap import WeightSwap
 from runner.memory.solve.residency import Run, WeightUnit, rank_turns
 from runner.memory.solve.weights.granular import least_set, taken_bytes
@@ -33,8 +32,8 @@ from runner.profiling.model import profile_layers
 from runner.schedule.simulation.weight_link import WeightLink
 from runner.strategy.offload import swap_weights
 
-STEPS, SAMPLES, COUNT = 2, 12, 3
-SCALARS = 64 + 16 * COUNT  # bytes of losses and weights of micro-batches, which predictions of tensors do not count
+SAMPLES, COUNT = 12, 3
+SCALARS = scalars(COUNT)
 MODELS: dict[str, tuple[str, ...]] = {
     "mlp": ("model=mlp", "model.kwargs.width=96", "model.kwargs.layers=6"),
     "gpt": (
@@ -94,75 +93,17 @@ def planned(model: str, *overrides: str) -> RunPlan:
     return make_plan(requested(model, *overrides), _profiled(model, given))
 
 
-@dataclass
-class Ran:
-    """What a run did; lists are by rank.
-
-    Args:
-        moved: bytes of weights and of gradients that a rank moved.
-        states: its optimizer's states, by parameter.
-    """
-
-    losses: list[list[float]]
-    weights: dict[str, Tensor]
-    moved: list[tuple[int, int]]
-    peak: list[int]
-    plan: RunPlan
-
-    @property
-    def planned(self) -> list[tuple[int, int]]:
-        if not self.plan.turns:
-            return [(0, 0)] * len(self.moved)
-        return [(STEPS * each.traffic.weights, STEPS * each.traffic.gradients) for each in self.plan.turns]
-
-
 def run(model: str, *overrides: str, samples: int = SAMPLES) -> Ran:
     config, plan = requested(model, *overrides), planned(model, *overrides)
-    pipeline, data = plan.layout["pipeline"], plan.layout["data"]
     torch.manual_seed(0)
-    copies = [frozen(load_layers(config.model, 0), config.trainer.freeze) for _ in range(pipeline * data)]
-    loss, batch = load_loss(config.loss), drawn(model, samples)
-
-    def one(transport: ThreadTransport) -> tuple[Any, ...]:
-        options = EngineOptions(microbatches=COUNT, offload_delay_seconds=config.offload.delay_seconds)
-
-        def swapped(stages: Mapping[int, StageModule]) -> WeightSwap | None:
-            return swap_weights(plan, stages, (), options, torch.device("cpu"), _nothing)
-
-        adam = partial(torch.optim.AdamW, lr=0.01, foreach=False)
-        engine = make_engine(
-            copies[transport.rank], loss, transport, schedule=plan.schedule, pipeline=pipeline, data=data, count=COUNT,
-            optimizer=lambda parameters: adam([each for each in parameters if each.requires_grad]),
-            prepare=lambda stage, number: install(stage, plan.activations.stages[number]),
-            swap=swapped, cut=plan.partition,
-        )  # fmt: skip
-        meter, losses = MemoryMeter(engine), []
-        for _ in range(STEPS):
-            part = part_of(batch, transport, pipeline, data, plan.schedule)
-            with meter.step(part):
-                losses += [step.loss for step in engine.submit(part)]
-        engine.drain()
-        moved = engine.bytes_sent["host_weights"], engine.bytes_sent["host_weight_gradients"]
-        part = part_of(batch, transport, pipeline, data, plan.schedule)
-        losses.append(engine.evaluate(part)[0])
-        assert moved == (engine.bytes_sent["host_weights"], engine.bytes_sent["host_weight_gradients"])
-        weights = {k: v.clone() for stage in engine.stages.values() for k, v in stage.global_state().items()}
-        return losses, weights, moved, meter.peak_bytes
-
-    found = run_ranks(pipeline * data, one)
-    weights = {name: value for each in found for name, value in each[1].items()}
-    return Ran([each[0] for each in found], weights, [each[2] for each in found], [each[3] for each in found], plan)
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
-def assert_same(moved: Ran, kept: Ran) -> None:
-    assert moved.losses == kept.losses
-    assert [name for name in kept.weights if not torch.equal(kept.weights[name], moved.weights[name])] == []
+    return train_swapped(
+        plan,
+        lambda: frozen(load_layers(config.model, 0), config.trainer.freeze),
+        load_loss(config.loss),
+        drawn(model, samples),
+        count=config.schedule.microbatches,
+        delay_seconds=config.offload.delay_seconds,
+    )
 
 
 ORDERS = [
@@ -176,6 +117,7 @@ ORDERS = [
     ("parallelism.data=2",),
     ("schedule=looped_bfs", "schedule.chunks=4"),
     ("parallelism.pipeline=2", "schedule=looped_bfs"),
+    ("parallelism.pipeline=2", "schedule=interleaved_1f1b", "schedule.microbatches=4"),
 ]
 
 
@@ -184,6 +126,7 @@ SOME = (
     ("mlp", HALF, ()),
     ("gpt", GRANULAR, ("parallelism.pipeline=2",)),
     ("convolutions", HALF, ("activation_checkpoint=full",)),
+    ("mlp", GRANULAR, ("parallelism.pipeline=2", "schedule=interleaved_1f1b", "schedule.microbatches=4")),
 )
 
 
@@ -191,7 +134,7 @@ SOME = (
 def test_bits_bytes_and_peaks_are_those_of_the_plan(case: tuple[str, tuple[str, ...], tuple[str, ...]]) -> None:
     model, offload, order = case
     kept, moved = run(model, *order), run(model, *offload, *order)
-    assert_same(moved, kept)
+    moved.assert_same(kept)
     assert kept.moved == [(0, 0)] * len(kept.moved)
     assert moved.moved == [each for each in moved.planned for _ in range(moved.plan.layout["data"])]
     assert sum(sum(each) for each in moved.moved) > 0
@@ -210,19 +153,21 @@ def test_the_peak_is_the_predicted_one_to_a_percent(order: tuple[str, ...]) -> N
         assert most < 0.8 * before
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_layer_to_layer_moves_each_weight_twice_whatever_the_number_of_microbatches(microbatches: int) -> None:
-    moved = planned("mlp", *L2L, "schedule.chunks=6", f"schedule.microbatches={microbatches}").host_weight_bytes
-    sizes = [4 * layer.num_parameters for layer in planned("mlp").profile.layers]
-    assert moved == (2 * sum(sizes) - sum(sizes[-2:]), sum(sizes))  # those at the turn need not move
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_layer_to_layer_moves_each_weight_twice_whatever_the_number_of_microbatches(count: int) -> None:
+    moved = run("mlp", *L2L, "schedule.chunks=6", f"schedule.microbatches={count}")
+    sizes = [4 * layer.num_parameters for layer in moved.plan.profile.layers]
+    each = 2 * sum(sizes) - sum(sizes[-2:]), sum(sizes)  # those at the turn need not move
+    assert moved.plan.host_weight_bytes == each
+    assert moved.moved == [(STEPS * each[0], STEPS * each[1])]
 
 
 def test_layer_to_layer_has_the_bits_of_one_process_and_needs_two_layers_at_any_depth() -> None:
     width, peaks = 256, []
-    for depth in (4, 8):
+    for depth in (4, 8, 16):
         sizes = (f"model.kwargs.width={width}", f"model.kwargs.layers={depth}")
         moved = run("mlp", *sizes, *L2L, f"schedule.chunks={depth}")
-        assert_same(moved, run("mlp", *sizes))
+        moved.assert_same(run("mlp", *sizes))
         stash = 4 * SAMPLES * width * (depth - 1)  # the inputs of all layers but the first, of all micro-batches
         peaks.append(moved.peak[0] - stash)
         assert moved.peak[0] <= moved.plan.peak_memory_bytes[0] + SCALARS
@@ -236,7 +181,7 @@ def test_frozen_blocks_come_to_the_device_and_nothing_goes_back(pipeline: int) -
     frozen_blocks = ("trainer.freeze=['[1-4].*']", f"parallelism.pipeline={pipeline}")
     swapped = ("offload=weights_blockswap", "offload.blocks=2", "offload.frozen_only=true")
     kept, moved = run("mlp", *frozen_blocks), run("mlp", *frozen_blocks, *swapped)
-    assert_same(moved, kept)
+    moved.assert_same(kept)
     assert moved.moved == moved.planned
     assert all(weights > 0 and gradients == 0 for weights, gradients in moved.moved)
     home = sum(unit.weight_bytes for units in moved.plan.weights.stages for unit in units)
@@ -277,7 +222,7 @@ def test_as_few_layers_move_as_the_limit_asks_for() -> None:
 def test_the_least_set_is_that_of_all_sets(seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)
     draw = partial(torch.randint, 1, 9, generator=chance)
-    count = int(torch.randint(1, 9, (), generator=chance))
+    count = int(torch.randint(1, 11, (), generator=chance))
     drawn_units = zip(*(draw((count,)).tolist() for _ in range(3)), strict=True)
     units = [WeightUnit(at, at, *each) for at, each in enumerate(drawn_units)]
     for excess in range(0, sum(unit.home_bytes for unit in units) + 3, 4):
@@ -314,7 +259,7 @@ def test_a_failed_window_leaves_all_weights_at_home() -> None:
 
         def swapped(stages: Mapping[int, StageModule]) -> WeightSwap | None:
             options = EngineOptions(microbatches=COUNT)
-            made = swap_weights(plan, stages, (), options, torch.device("cpu"), _nothing)
+            made = swap_weights(plan, stages, (), options, torch.device("cpu"), nullcontext)
             assert made is not None
             found.append(made)
             return made

@@ -10,6 +10,7 @@ from plan_profiles import layer, model
 
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.cut.partition import uniform
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import stage_figures
@@ -26,7 +27,7 @@ def predicted(
     program = lower(registry.build(name, ranks=ranks, microbatches=microbatches))
     figures = stage_figures(profile, uniform(len(profile.layers), ranks))
     samples = microbatches * profile.samples
-    return predict_memory(program, profile, figures, batch_samples=samples, temporaries=temporaries)
+    return predict_memory(program, profile, figures, MemoryNeeds(samples, temporaries=temporaries))
 
 
 def test_one_rank_one_microbatch() -> None:
@@ -80,7 +81,7 @@ def test_stages_on_one_rank_hand_over_instead_of_receiving() -> None:
     schedule = Schedule("two chunks", ((0, 0),), (0,), (one_rank,), chunks=2)
     profile = model([layer()] * 2)
     figures = stage_figures(profile, uniform(2, 2))
-    (parts,) = predict_memory(lower(schedule), profile, figures, batch_samples=1, temporaries=0).parts
+    (parts,) = predict_memory(lower(schedule), profile, figures, MemoryNeeds(1, temporaries=0)).parts
     assert (parts.activations, parts.buffers) == (82, 10)  # as one stage of two layers, and the batch
     assert parts.weights == 80
 
@@ -90,7 +91,7 @@ def test_split_backward_keeps_what_was_saved_until_the_weight_gradient() -> None
     schedule = Schedule("split", ((0,),), (0, 0), (actions,))
     profile = model([layer()])
     (parts,) = predict_memory(
-        lower(schedule), profile, stage_figures(profile, ((0, 0),)), batch_samples=2, temporaries=0
+        lower(schedule), profile, stage_figures(profile, ((0, 0),)), MemoryNeeds(2, temporaries=0)
     ).parts
     assert parts.activations == 2 * 30 + 40  # at W0, which makes a gradient of the weights
 
@@ -104,7 +105,7 @@ def test_the_partition_bound_is_what_the_walk_finds_or_a_message_above(name: str
     for stage, (first, last) in enumerate(uniform(8, ranks)):
 
         def fits(limit: int, stage: int = stage, first: int = first, last: int = last) -> bool:
-            bound = StageMemoryLimit.of(profile, schedule, limit, batch_samples=6, temporaries=2)
+            bound = StageMemoryLimit.of(profile, schedule, limit, MemoryNeeds(6, temporaries=2))
             return bound.fits(first, last, stage)
 
         boundary = 3 * (profile.layers[first].output_bytes + profile.layers[last].output_bytes)
@@ -116,7 +117,7 @@ def test_hopeless_is_never_said_of_what_fits() -> None:
     profile = model([layer(saved_bytes=5 * at) for at in range(6)])
     schedule = registry.build("1f1b", ranks=2, microbatches=4)
     for limit in range(300, 1500, 20):
-        bound = StageMemoryLimit.of(profile, schedule, limit, batch_samples=4, temporaries=2)
+        bound = StageMemoryLimit.of(profile, schedule, limit, MemoryNeeds(4, temporaries=2))
         for first in range(6):
             for last in range(first, 6):
                 assert not (bound.fits(first, last, 0) and bound.hopeless(first, last, 0))
@@ -128,7 +129,7 @@ def test_a_weight_of_two_layers_is_held_once_by_a_rank_and_once_by_each_of_two()
     figures = stage_figures(profile, uniform(4, 4))
     for placement, weights in (((0, 1, 1, 0), [40, 80]), ((0, 1, 0, 1), [80, 80])):
         schedule = in_order(placement, 2)
-        parts = predict_memory(lower(schedule), profile, figures, batch_samples=2, temporaries=0).parts
+        parts = predict_memory(lower(schedule), profile, figures, MemoryNeeds(2, temporaries=0)).parts
         assert [part.weights for part in parts] == weights
         assert [part.gradients for part in parts] == weights
         assert [part.optimizer for part in parts] == [2 * each for each in weights]

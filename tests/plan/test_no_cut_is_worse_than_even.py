@@ -14,6 +14,7 @@ from runner.config.schema import RunConfig
 from runner.plan.cut.chosen import PARTITION_FILE, partition_to_json, with_chosen_partition
 from runner.plan.cut.partition import uniform
 from runner.plan.make import make_plan
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.memory.rank_limit import RankMemory
 from runner.plan.memory.stage_limit import StageMemoryLimit
@@ -102,8 +103,8 @@ def test_the_bound_of_a_rank_is_a_little_above_what_the_walk_finds(schedule: str
     profile = transformer(24)
     order = registry.build(schedule, ranks=4, microbatches=8)
     layers = uniform(24, order.stages)
-    stages = StageMemoryLimit.of(profile, order, 10**9, batch_samples=8, temporaries=2)
-    walked = predict_memory(lower(order), profile, stage_figures(profile, layers), batch_samples=8)
+    stages = StageMemoryLimit.of(profile, order, 10**9, MemoryNeeds(8, temporaries=2))
+    walked = predict_memory(lower(order), profile, stage_figures(profile, layers), MemoryNeeds(8))
     bound = RankMemory(stages, order, 10**9).highest(layers)
     assert max(walked.peak_bytes) * 0.99 <= bound <= max(walked.peak_bytes) * 1.25
 

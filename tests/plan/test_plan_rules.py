@@ -44,6 +44,12 @@ REQUESTS = [
         for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw", "ampnet")
     ),
     *(request(name, offload__activations="async") for name in ("varuna", "ampnet")),
+    *(
+        request(name, offload__activations="realtime")
+        for name in ("bpipe", "interleaved_1f1b", "zb_h1", "pipefisher")
+    ),
+    request("varuna", offload__activations="realtime", schedule__opportunistic=True),
+    request("1f1b", **ALL | {"offload__activations": "realtime", "schedule__post_validation": True}),
     *(request(name, offload__weights="granular") for name in ("ampnet", "zb_h1", "varuna", "bpipe", "chimera")),
     request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),

@@ -201,3 +201,14 @@ def test_a_distributed_checkpoint_is_read_and_its_metadata_runs_nothing(
     (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Calls()))
     assert "its metadata would call builtins.print" in lines(config)[0]
     assert "it ran" not in capsys.readouterr().out
+
+
+def test_metadata_may_name_members_of_enumerations_and_no_other_attributes() -> None:
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    from runner.model.pretrained.dcp import _member_of
+
+    assert _member_of(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT") is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    for kind, name in ((_MEM_FORMAT_ENCODING, "__class__"), (dict, "fromkeys")):
+        with pytest.raises(pickle.UnpicklingError, match="getattr"):
+            _member_of(kind, name)

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "optim.catalogue": {"errors", "targets", "config.schema"},
     "config": {"errors", "files", "targets", "config.schema", "optim.catalogue", "memory.solve"},
     "schedule": {"errors", "printable", "targets"},
-    "memory.solve": {"errors", "targets", "profile"},
+    "memory.solve": {"errors", "noise", "targets", "profile"},
     "plan": _REQUEST | {"profile", "schedule", "memory.solve"},
     "report": {"errors", "printable", "config.schema", "config", "record"},
     "zoo": set(),

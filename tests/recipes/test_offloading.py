@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from runner.memory.solve.offloads import OFFLOADS
-from runner.recipes.offloading.measure import measure
+from runner.recipes.offloading.arenas import arena_rows
+from runner.recipes.offloading.measure import Bench, measure
 from runner.recipes.offloading.tables import markdown
 from runner.recipes.rematerialization.models import Task
 from runner.zoo import gpt
@@ -26,11 +27,24 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
+def test_the_bytes_alive_of_an_arena_are_the_counted_peak() -> None:
+    plain, autoswap = arena_rows(small_task(), share=0.6, link=1e8)
+    assert plain.peak_bytes == Bench(small_task(), 0).plain.peak_bytes
+    for row in (plain, autoswap):
+        found = row.figures
+        assert found.bound_bytes == row.peak_bytes
+        assert found.bound_bytes <= found.arena_bytes <= found.best_fit_bytes
+        assert found.arena_bytes < 1.05 * found.bound_bytes
+    assert autoswap.peak_bytes < plain.peak_bytes
+    assert autoswap.figures.tensors > plain.figures.tensors  # what comes back is made again
+
+
 @pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_peaks_and_moved_bytes_are_those_predicted(steps: int) -> None:
-    found = measure(small_task(), share=0.6, links=[1e8, 1e10], steps=steps)
+    found = measure(small_task(), share=0.6, links=[1e8, 1e10], steps=steps, step_seconds=0.05)
     for rows in found["links"].values():
-        assert len(rows) == len(OFFLOADS)  # rotor is beside them, and vdnn_conv refuses a GPT
+        alone = [name for name, offload in OFFLOADS.items() if not (offload.lends or offload.recuts)]
+        assert len(rows) == len(alone)  # rotor is beside them, and vdnn_conv refuses a GPT
         for row in rows:
             assert row["measured_bytes"] <= row["predicted_bytes"] + SCALARS
             assert row["predicted_bytes"] <= 1.01 * row["measured_bytes"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from plan_profiles import layer, model
 
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.schedule import Costs, Op, Schedule, build, check, check_program, lower, problems_of, simulate
@@ -47,7 +48,7 @@ def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(
     schedule = opportunistic(ranks, microbatches, limit)
     profile = model([layer() for _ in range(ranks)])
     figures = stage_figures(profile, [(s, s) for s in range(ranks)])
-    planned = predict_memory(lower(schedule), profile, figures, batch_samples=microbatches).peak_bytes
+    planned = predict_memory(lower(schedule), profile, figures, MemoryNeeds(microbatches)).peak_bytes
     orders = set()
     for seed in range(12):
         jitter = Jitter(1.0, seed)
@@ -56,7 +57,7 @@ def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(
         assert check_program(lower(order)) == []
         assert simulate(order, Costs(comm=0.5), jitter).makespan > 0
         in_order = replace(order, ahead=0)
-        held = predict_memory(as_run(lower(schedule), order), profile, figures, batch_samples=microbatches).peak_bytes
+        held = predict_memory(as_run(lower(schedule), order), profile, figures, MemoryNeeds(microbatches)).peak_bytes
         assert all(one <= most for one, most in zip(held, planned, strict=True))
         assert all(
             one <= most

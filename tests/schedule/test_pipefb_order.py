@@ -9,6 +9,7 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.plan.memory.held import Held, held_microbatches
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.requested_schedule import resolve_request
 from runner.plan.rules.tables import order_problems
@@ -87,14 +88,14 @@ def test_what_is_planned_of_memory() -> None:
 
     def parts(microbatches: int) -> Any:
         program = lower(build("pipefb", ranks=4, microbatches=microbatches))
-        return predict_memory(program, profile, figures, batch_samples=1).parts
+        return predict_memory(program, profile, figures, MemoryNeeds(1)).parts
 
     assert in_flight_microbatches(build("pipefb", ranks=4, microbatches=12)) == (1, 1, 1, 1)
     assert held_microbatches(build("pipefb", ranks=4, microbatches=12)) == ((Held(1, 0, 0),),) * 4
     assert [part.weights for part in parts(4)] == [80, 80, 80, 40]
     most = max(figures[0].saved_bytes + max(figures[0].forward_peak_bytes, figures[0].backward_peak_bytes), 52)
     assert all(part.activations <= most for part in parts(12))
-    gpipe = predict_memory(lower(build("gpipe", ranks=4, microbatches=12)), profile, figures, batch_samples=1).parts
+    gpipe = predict_memory(lower(build("gpipe", ranks=4, microbatches=12)), profile, figures, MemoryNeeds(1)).parts
     assert all(few.activations < many.activations for few, many in zip(parts(12), gpipe, strict=True))
 
 

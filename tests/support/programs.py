@@ -17,6 +17,7 @@ from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.values import ActivationPlan, ChainProgram, Program
 from runner.model.layers import StageModule, build_stage, layers_of
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
@@ -90,7 +91,7 @@ def measured_and_predicted(
     )
     figures = stage_figures(adjusted(profile, ActivationPlan(tuple(programs))), partition)
     lowered = lower(build(schedule, ranks=ranks, microbatches=count) if isinstance(schedule, str) else schedule)
-    predicted = predict_memory(lowered, profile, figures, batch_samples=samples).peak_bytes
+    predicted = predict_memory(lowered, profile, figures, MemoryNeeds(samples)).peak_bytes
     models = [make() for _ in range(ranks)]
 
     def prepare(stage: StageModule, number: int) -> None:

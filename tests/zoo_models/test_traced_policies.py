@@ -34,6 +34,7 @@ from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.model.layers import StageModule
 from runner.model.traced.segments import Segment
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profile import ModelProfile
@@ -175,7 +176,7 @@ def test_the_measured_peak_of_traced_models_is_the_predicted_one(name: str, poli
     profile, partition, plan = planned(name, policy, order.stages, batch // count)
     profile = replace(profile, optimizer_bytes_per_gradient_byte=2.0)
     figures = stage_figures(adjusted(profile, plan), partition)
-    predicted = predict_memory(lower(order), profile, figures, batch_samples=batch).peak_bytes
+    predicted = predict_memory(lower(order), profile, figures, MemoryNeeds(batch)).peak_bytes
     chains = [copied(traced(case, torch.float32, order.stages)) for _ in range(pipeline)]
 
     def run(transport: ThreadTransport) -> Any:

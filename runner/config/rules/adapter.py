@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runner.config.rules.table import Row, Table, value_at
-from runner.config.rules.values import at_least, positive
-from runner.config.schema import AdapterConfig, RunConfig
+from runner.config.rules.table import Row, Table
+from runner.config.rules.values import at_least, belongs, positive
+from runner.config.schema import RunConfig
 
 __all__ = ["ADAPTERS", "ADAPTER_TABLES"]
 
@@ -12,13 +12,10 @@ ADAPTERS = ("none", "lora")
 _KEYS = ("rank", "alpha", "dropout", "targets")
 
 
-def _belongs(key: str) -> Row[RunConfig]:
-    path, usual = f"adapter.{key}", getattr(AdapterConfig(), key)
-    return Row(path, lambda c: value_at(c, path) != usual, "belongs to adapter=lora", fix="adapter=lora")
-
-
 _WITHOUT: Table[RunConfig] = Table(
-    "Keys without an adapter", tuple(map(_belongs, _KEYS)), applies=lambda c: c.adapter.name == "none"
+    "Keys without an adapter",
+    tuple(belongs(f"adapter.{key}", "adapter=lora", fix="adapter=lora") for key in _KEYS),
+    applies=lambda c: c.adapter.name == "none",
 )
 _WITH: Table[RunConfig] = Table(
     "Adapters",

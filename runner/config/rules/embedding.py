@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.config.rules.table import Row, Table, value_at
-from runner.config.rules.values import at_least
+from runner.config.rules.table import Row, Table
+from runner.config.rules.values import at_least, belongs
 from runner.config.schema import EmbeddingConfig, RunConfig
 
 __all__ = ["EMBEDDINGS", "EMBEDDING_TABLES"]
@@ -13,8 +13,8 @@ _KEYS = ("rank", "factors", "targets")
 
 
 def _belongs(key: str) -> Row[RunConfig]:
-    path, usual = f"embedding.{key}", getattr(EmbeddingConfig(), key)
-    return Row(path, lambda c: value_at(c, path) != usual, "belongs to embedding=tensor_train", fix=f"{path}={usual}")
+    usual = getattr(EmbeddingConfig(), key)
+    return belongs(f"embedding.{key}", "embedding=tensor_train", fix=f"embedding.{key}={usual}")
 
 
 _DENSE: Table[RunConfig] = Table(

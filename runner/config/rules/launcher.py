@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 
 from runner.config.rules.table import Computed, Row, Table, value_at
-from runner.config.rules.values import at_least, positive
-from runner.config.schema import LauncherConfig, RunConfig
+from runner.config.rules.values import at_least, belongs, positive
+from runner.config.schema import RunConfig
 from runner.errors import Problem
 
 __all__ = ["LAUNCHERS", "LAUNCHER_TABLES"]
@@ -58,14 +58,8 @@ _ANY: Table[RunConfig] = Table(
 
 
 def _of_slurm(key: str) -> Row[RunConfig]:
-    path, unset = f"launcher.{key}", getattr(LauncherConfig(), key)
-    return Row(
-        path,
-        lambda c: bool(value_at(c, path) != unset),
-        "belongs to launcher=slurm",
-        "The launcher local starts all ranks on this machine",
-        fix="launcher=slurm",
-    )
+    why = "The launcher local starts all ranks on this machine"
+    return belongs(f"launcher.{key}", "launcher=slurm", why, fix="launcher=slurm")
 
 
 _LOCAL: Table[RunConfig] = Table(

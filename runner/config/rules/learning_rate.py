@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.config.rules.table import Row, Table, value_at, where
-from runner.config.rules.values import at_least, is_given, not_negative
+from runner.config.rules.table import Row, Table, where
+from runner.config.rules.values import at_least, belongs, is_given, not_negative
 from runner.config.schema import LrSchedulerConfig, RunConfig
 
 __all__ = ["LEARNING_RATE"]
@@ -17,11 +17,9 @@ def _changes(config: RunConfig) -> bool:
 
 def _of_change(key: str) -> Row[RunConfig]:
     """The rule that a key which has no meaning for a constant rate is not set."""
-    path, unset = f"lr_scheduler.{key}", getattr(_DEFAULT, key)
-    return Row(
-        path,
-        lambda c: bool(value_at(c, path) != unset),
-        "belongs to a schedule that changes the rate",
+    return belongs(
+        f"lr_scheduler.{key}",
+        "a schedule that changes the rate",
         "The constant schedule keeps optimizer.lr at every step",
         fix="lr_scheduler=linear",
         when=lambda c: not _changes(c),

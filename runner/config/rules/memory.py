@@ -12,12 +12,15 @@ from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
 from runner.memory.solve.strategy import SECTION, Option, Strategy, shown
 
-__all__ = ["MEMORY", "POLICIES"]
+__all__ = ["MEMORY", "POLICIES", "TO_HOST"]
 
 POLICIES = (*STRATEGIES, "custom")
 """Names of this package's strategies, and ``custom`` for a user's own; with a target, other names are allowed."""
 
 _OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu", *OFFLOADS)
+TO_HOST = [name for name, offload in OFFLOADS.items() if not offload.lends]
+"""Names of the strategies that move saved tensors to the host's memory."""
+
 _ALONE = [name for name, offload in OFFLOADS.items() if offload.alone]
 _CHOOSING = [name for name, offload in OFFLOADS.items() if offload.candidates is not None and not offload.alone]
 
@@ -80,8 +83,8 @@ def _slows_moves(path: str, default: str) -> Row[RunConfig]:
     """The rule that a key which slows moves of activations down needs such moves."""
     return Row(
         path,
-        lambda c: bool(value_at(c, path)) and c.offload.activations not in OFFLOADS,
-        f"belongs to offload.activations={' or '.join(OFFLOADS)}, or offload.weights",
+        lambda c: bool(value_at(c, path)) and c.offload.activations not in TO_HOST,
+        f"belongs to offload.activations={' or '.join(TO_HOST)}, or offload.weights",
         "Other moves are not slowed down",
         fix=f"{path}={default}",
         when=lambda c: c.offload.weights == "none",

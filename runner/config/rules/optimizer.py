@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from runner.config.rules.table import Computed, Row, Table, value_at
-from runner.config.rules.values import is_given, not_negative, positive
+from runner.config.rules.table import Computed, Row, Table
+from runner.config.rules.values import belongs, is_given, not_negative, positive
 from runner.config.schema import OptimizerConfig, RunConfig
 from runner.errors import Problem
 from runner.optim.catalogue.kind import OptimizerKind
@@ -51,15 +51,8 @@ def _holds(condition: Callable[[OptimizerKind], bool]) -> Callable[[RunConfig], 
 
 def _read_by(key: str, why: str, default: str) -> Row[RunConfig]:
     """The rule that a key is set only if the optimizer reads it."""
-    path, unset = f"optimizer.{key}", getattr(_DEFAULT, key)
-    return Row(
-        path,
-        lambda c: bool(value_at(c, path) != unset),
-        f"belongs to {_owners(key)}",
-        why,
-        fix=f"{path}={default}",
-        when=_holds(lambda kind: key not in kind.reads),
-    )
+    unread = _holds(lambda kind: key not in kind.reads)
+    return belongs(f"optimizer.{key}", _owners(key), why, fix=f"optimizer.{key}={default}", when=unread)
 
 
 def _owners(key: str) -> str:

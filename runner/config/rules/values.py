@@ -16,6 +16,7 @@ __all__ = [
     "TARGET",
     "another_schedule",
     "at_least",
+    "belongs",
     "is_given",
     "not_negative",
     "one_of",
@@ -117,6 +118,20 @@ def target(path: str) -> tuple[Row[RunConfig], ...]:
 def optional_target(path: str) -> tuple[Row[RunConfig], ...]:
     """The same rules for a key that may be null."""
     return where(lambda c: is_given(c, path), *target(path))
+
+
+def belongs(
+    path: str, owners: str, why: str = "", *, fix: str, when: Callable[[RunConfig], bool] | None = None
+) -> Row[RunConfig]:
+    """The rule that a key has its default value where nothing reads it.
+
+    Args:
+        path: the key.
+        owners: what reads it.
+        why, fix, when: see :class:`runner.config.rules.table.Row`.
+    """
+    unset = value_at(RunConfig(), path)
+    return Row(path, lambda c: bool(value_at(c, path) != unset), f"belongs to {owners}", why, fix=fix, when=when)
 
 
 def is_given(config: RunConfig, path: str) -> bool:

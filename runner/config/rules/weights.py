@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runner.config.precision import PRECISIONS
+from runner.config.rules.memory import TO_HOST
 from runner.config.rules.table import Row, Table, value_at
-from runner.config.rules.values import at_least, is_given, one_of
+from runner.config.rules.values import at_least, belongs, is_given, one_of
 from runner.config.schema import RunConfig
-from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.weights import WEIGHT_STRATEGIES
 from runner.optim.catalogue.registry import find_optimizer
@@ -43,13 +43,12 @@ def _must_be_none(breaks: Callable[[RunConfig], bool], meeting: str, why: str, f
 
 def _belongs(key: str, strategy: str, default: str) -> Row[RunConfig]:
     """The rule that a key is read by one strategy alone."""
-    path = f"offload.{key}"
-    return Row(
-        path,
-        lambda c: is_given(c, path) and c.offload.weights != strategy,
-        f"belongs to offload.weights={strategy}",
+    return belongs(
+        f"offload.{key}",
+        f"offload.weights={strategy}",
         "Nothing else reads it",
-        fix=f"{path}={default}",
+        fix=f"offload.{key}={default}",
+        when=lambda c: c.offload.weights != strategy,
     )
 
 
@@ -160,8 +159,8 @@ WEIGHTS: Table[RunConfig] = Table(
         _belongs("fraction", "granular", "null"),
         Row(
             "offload.drive",
-            lambda c: not _moves(c) and c.offload.activations not in OFFLOADS,
-            f"belongs to offload.weights, or to offload.activations={' or '.join(OFFLOADS)}",
+            lambda c: not _moves(c) and c.offload.activations not in TO_HOST,
+            f"belongs to offload.weights, or to offload.activations={' or '.join(TO_HOST)}",
             "Nothing else is moved to files",
             fix="offload.drive=null",
             when=lambda c: is_given(c, "offload.drive"),

@@ -85,6 +85,7 @@ class Stash:
             slot.tensor = place.of(memories)
         for tensor, place in self._boundary:
             tensor.data = place.of(memories)
+        self._slots, self._places, self._boundary = [], [], []  # from now on the graph alone holds them, and drops them
 
 
 def _memory_of(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ Source: Park et al., HetPipe, 2020, wave synchronous parallel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,8 +22,10 @@ from runner.engine.transport.base import Handle, Transport
 from runner.engine.transport.counting import CountingTransport, SentBytes
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import PlainSum
+from runner.model.layers import StageModule
+from runner.schedule.values import Schedule
 
-__all__ = ["OwnGradients", "WaveExchange"]
+__all__ = ["OwnGradients", "WaveExchange", "make_waves"]
 
 
 class OwnGradients(PlainSum):
@@ -135,3 +137,16 @@ class WaveExchange:
     def _flat(self) -> Tensor:
         """A copy of the weights: [elements]."""
         return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+
+
+def make_waves(
+    stages: Mapping[int, StageModule], schedule: Schedule, transport: Transport, replicas: Sequence[int]
+) -> dict[int, WaveExchange]:
+    """Make the exchange of each stage, if replicas exchange changes of weights."""
+    if not schedule.wave or len(replicas) == 1:
+        return {}
+    trained = {stage: [each for each in module.parameters() if each.requires_grad] for stage, module in stages.items()}
+    return {
+        stage: WaveExchange(parameters, transport, replicas, wave=schedule.wave, distance=schedule.distance)
+        for stage, parameters in trained.items()
+    }

@@ -46,6 +46,7 @@ class Lent:
         incoming: Incoming = self._rank.buffers.take("returned", place.stage, place.microbatch)
         incoming.wait(self._rank.timeline)
         self._rank.buffers.take("stash", place.stage, place.microbatch).come_back(incoming.tensors)
+        del incoming  # the backward drops each tensor once it is used
         yield
 
     def _leaves(self, place: Place) -> bool:

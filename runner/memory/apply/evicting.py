@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.memory.apply.graph_run import tensors_in
 from runner.memory.apply.operators import Operator, Place, Recorder, Value
 from runner.memory.solve.evicting import EvictingProgram
 from runner.model.layers import Part, StageModule
@@ -57,7 +58,11 @@ class Evicting:
             return _Slot(pool, place)
 
         with recorder, torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
-            return run(value)
+            output = run(value)
+        for tensor in tensors_in(output):
+            if (place := recorder.place_of(tensor)) is not None:
+                pool.leave_to_caller(place.value, tensor)
+        return output
 
 
 def _unpack(saved: _Slot | Tensor) -> Tensor:
@@ -121,6 +126,12 @@ class Pool:
             self._kept.discard(value)
             self.give_back(value)
             value.tensor = None
+
+    def leave_to_caller(self, value: Value, tensor: Tensor) -> None:
+        """Note that the caller holds a value until the backward is over, so that to drop it would free nothing."""
+        self.drop(value)
+        if value.slots:  # otherwise no saved tensor says how long the caller has it
+            value.tensor = tensor.detach()
 
     def take(self, value: Value) -> None:
         """Count the bytes of a value that is there from now on."""

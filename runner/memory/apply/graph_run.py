@@ -5,13 +5,15 @@ order. Hooks take what it saves: tensors between layers are kept once, by storag
 list. Before a layer's backward, the program's layers run again on detached inputs, in a graph that is thrown away, and
 hooks take what is saved in the same order. A second run has the random numbers of the first one, and copies of the
 buffers that the first one changed. A tensor that is not there and that a layer only passes on is replaced by one
-without memory.
+without memory. So is an input that only operators read whose outputs were kept from the first run: what autograd saves
+of it lies in a tensor between layers, which is there when the backward needs it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from runner.memory.apply.kept_operators import KeptOutputs
 from runner.memory.apply.recompute import BufferSnapshot, ChangedBuffers
 from runner.memory.apply.surroundings import Surroundings
 from runner.memory.solve.values import GraphProgram, Rerun
@@ -102,6 +105,7 @@ class _Layer:
         surroundings: what else its second run needs; None if it has none.
         before: its buffers before the first run.
         slots: what autograd saved, in order.
+        kept: outputs of operators that are kept for another run; None if there are none.
     """
 
     index: int
@@ -112,6 +116,7 @@ class _Layer:
     surroundings: Surroundings | None
     before: BufferSnapshot
     slots: list[_Slot] = field(default_factory=list)
+    kept: KeptOutputs | None = None
 
 
 class MicroBatch:
@@ -142,7 +147,8 @@ class MicroBatch:
         own = modules if index in self._again else ()
         layer = self._layers[index] = self._begin(index, run, value, own, seeded=seeded)
         versions = [tensor._version for tensor in tensors_in(value)]
-        with torch.autograd.graph.saved_tensors_hooks(partial(self._pack, layer), partial(self._unpack, layer)):
+        hooks = torch.autograd.graph.saved_tensors_hooks(partial(self._pack, layer), partial(self._unpack, layer))
+        with hooks, layer.kept.keeping() if layer.kept is not None else nullcontext():
             output = run(value)
         if versions != [tensor._version for tensor in tensors_in(value)]:
             raise RuntimeError(
@@ -165,8 +171,10 @@ class MicroBatch:
         if not modules:
             return _Layer(index, run, keeps_graph, [], None, None, before)
         leaves, structure = tree_flatten(value)
-        kept = [self._leaf(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return _Layer(index, run, keeps_graph, kept, structure, Surroundings(value, seeded=seeded), before)
+        own = [self._leaf(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        preset = self._program.leaves(index)
+        kept = KeptOutputs(index, preset) if preset is not None else None
+        return _Layer(index, run, keeps_graph, own, structure, Surroundings(value, seeded=seeded), before, kept=kept)
 
     def _leaf(self, tensor: Tensor) -> _Leaf:
         if tensor.untyped_storage() in self._given:
@@ -244,9 +252,14 @@ class MicroBatch:
             found.append(_held(tensor) if rerun.keeps_graph else None)
 
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, _no_backward)
-        with layer.surroundings.restored(), layer.before.restored(fresh=True), torch.enable_grad(), hooks:
+        given = layer.kept.giving() if rerun.given and layer.kept is not None else nullcontext()
+        with layer.surroundings.restored(), layer.before.restored(fresh=True), torch.enable_grad(), hooks, given:
             output = layer.run(value)
         _compare(layer, found)
+        found = [
+            then if isinstance(now, Tensor) and now.is_meta else now
+            for now, then in zip(found, layer.slots, strict=True)
+        ]
         self._number(rerun.layer, output)
         self._keep(output, set(rerun.keeps))
         if rerun.keeps_graph:
@@ -276,7 +289,9 @@ class MicroBatch:
         return self._tensors[place.number].as_strided(place.size, place.stride, place.offset)
 
     def _pack(self, layer: _Layer, tensor: Tensor) -> int:
-        layer.slots.append(_held(tensor) if layer.keeps_graph else None)
+        is_between = layer.kept is not None and tensor.untyped_storage() in self._numbers
+        held: _Slot = _held(tensor) if layer.keeps_graph else None
+        layer.slots.append(self._place_of(tensor) if is_between and not layer.keeps_graph else held)
         return len(layer.slots) - 1
 
     def _unpack(self, layer: _Layer, slot: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Operator", "Place", "Recorder", "Value"]
+__all__ = ["InPlaceError", "Operator", "Place", "Recorder", "Value"]
 
 _FLOPS_PER_BYTE = 16.0  # so many FLOPs take as long as to read or write one byte
 
@@ -131,6 +131,10 @@ class Operator:
         return _new_storages(result, (args, kwargs))
 
 
+class InPlaceError(RuntimeError):
+    """An operator changes what a backward needs as it was, so that it could not be made again."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed
     """Notes the operators of one forward, and which value each storage holds.
 
@@ -190,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def _refuse(self, func: Any, changed: list[Tensor], kwargs: dict[str, Any]) -> None:
         """Raise an error for what could not be made again with the same bits."""
         if any((value := self._values.get(each.untyped_storage())) is not None and value.slots for each in changed):
-            raise RuntimeError(f"{func} changes a tensor in place that a backward needs as it was")
+            raise InPlaceError(f"{func} changes a tensor in place that a backward needs as it was")
         if kwargs.get("generator") is not None:
             raise RuntimeError(f"{func} draws from a generator of its own, whose numbers could not be drawn again")
 

@@ -38,14 +38,27 @@ class _Moved(NamedTuple):
     offset: int
 
 
+class _Staying:
+    """Stands for memory that stays on the device, as long as a saved tensor in it is there."""
+
+
+class _Kept(NamedTuple):
+    """A saved tensor whose memory stays."""
+
+    tensor: Tensor
+    memory: _Staying
+
+
 class _Unpack:
     """The hook that gives autograd its saved tensors back; it can be called at any time and again and again."""
 
     any_time = True
 
-    def __call__(self, saved: Tensor | _Moved) -> Tensor:
+    def __call__(self, saved: Tensor | _Moved | _Kept) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
+        if isinstance(saved, _Kept):
+            return saved.tensor
         storage = saved.trip.bring_back(saved.memory)
         made = torch.empty(0, dtype=saved.dtype, device=storage.device)
         return made.set_(storage, saved.offset, saved.size, saved.stride)
@@ -64,7 +77,8 @@ class Trip:
 
     def __init__(self, mover: Mover, stays: Iterable[Tensor]) -> None:
         self._mover = mover
-        self._known: weakref.WeakKeyDictionary[Any, weakref.ref[Memory] | None] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, Callable[[], Memory | _Staying | None] | None]
+        self._known = weakref.WeakKeyDictionary()
         self._known.update((storage, None) for storage in _storages(stays))
         self._saved: list[weakref.ref[Memory]] = []  # by the layer that runs
         self._moved: list[MovedTogether] = []
@@ -129,32 +143,39 @@ class Trip:
                 return
             self._mover.fetch(self._to_fetch.pop())
 
-    def _keep(self, tensor: Tensor) -> Tensor | _Moved:
+    def _keep(self, tensor: Tensor) -> Tensor | _Moved | _Kept:
         return self._packed(tensor, moves=False)
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
+    def _pack(self, tensor: Tensor) -> Tensor | _Moved | _Kept:
         return self._packed(tensor, moves=True)
 
-    def _packed(self, tensor: Tensor, *, moves: bool) -> Tensor | _Moved:
+    def _packed(self, tensor: Tensor, *, moves: bool) -> Tensor | _Moved | _Kept:
         """What autograd keeps of a tensor that it saves."""
         tensor = tensor.detach()
         memory = self._memory_of(tensor, moves=moves)
         if memory is None:
             return tensor
+        if isinstance(memory, _Staying):
+            return _Kept(tensor, memory)
         memory.note(tensor)
         return _Moved(self, memory, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
-    def _memory_of(self, tensor: Tensor, *, moves: bool) -> Memory | None:
-        """The memory of a tensor if it is moved; a memory is moved or stays as its first layer says."""
+    def _memory_of(self, tensor: Tensor, *, moves: bool) -> Memory | _Staying | None:
+        """The memory of a tensor, or None if it is the stage's own; it is moved or stays as its first layer says.
+
+        A layer that has let go of a tensor again does not count: a checkpoint that will need nothing lets go of its
+        input.
+        """
         if not _has_own_storage(tensor):
             return None
         storage = tensor.untyped_storage()
         known = self._known.get(storage, _dropped)
         if known is None or (memory := known()) is not None:
             return None if known is None else memory
-        made = Memory(storage) if moves and storage.nbytes() else None
-        self._known[storage] = None if made is None else weakref.ref(made)
-        self._saved += [] if made is None else [weakref.ref(made)]
+        made = Memory(storage) if moves and storage.nbytes() else _Staying()
+        self._known[storage] = weakref.ref(made)
+        if isinstance(made, Memory):
+            self._saved.append(weakref.ref(made))
         return made
 
 

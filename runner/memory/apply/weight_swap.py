@@ -128,15 +128,23 @@ class HostWeights:
         """Go home; return gradients on the device, each with the one at home to which it is to be added."""
         if self._coming is not None:  # nobody has used it
             self.use()
-        gone, at = [], 0
+        gone = self.part_with_gradients()
         for parameter, place, gradient in zip(self.parameters, self._homes, self._home_gradients, strict=True):
             parameter.grad, parameter.data = None, place
             parameter.grad = gradient
-            if self._gradients and parameter.requires_grad:
-                assert gradient is not None  # the engine has given every trained weight one
-                gone.append((self._gradients[at], gradient))
-                at += 1
-        self.is_there, self._lent, self._gradients, self._numbers = False, [], [], {}
+        self.is_there, self._lent, self._numbers = False, [], {}
+        return gone
+
+    def part_with_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Give away the gradients on the device; return each with the one at home to which it is to be added."""
+        trained = [at for at, parameter in enumerate(self.parameters) if parameter.requires_grad and self._gradients]
+        gone = []
+        for at, gradient in zip(trained, self._gradients, strict=True):
+            home = self._home_gradients[at]
+            assert home is not None  # the engine has given every trained weight one
+            gone.append((gradient, home))
+            self.parameters[at].grad = None
+        self._gradients = []
         return gone
 
     def note(self, tensor: Tensor) -> Tensor | _Note:
@@ -260,9 +268,7 @@ class WeightSwap:
 
     def add_gradients(self, unit: HostWeights) -> None:
         """Have room for a unit's gradients, because a backward is about to add one."""
-        if not unit.is_there:
-            self.reach(unit)
-        unit.use()
+        self.reach(unit)
         unit.add_gradients()
 
     def _take(self, turn: Turn) -> None:
@@ -270,6 +276,8 @@ class WeightSwap:
             return
         held = [self._units[number] for number in turn.held]
         self._go([unit for unit in self._units if unit.is_there and unit not in held])
+        if turn.parts_with:
+            self._bring_home(self._units[turn.unit].part_with_gradients())
         self._come([unit for unit in (self._units[turn.unit], *held) if not unit.is_there])
 
     def _come(self, units: Sequence[HostWeights]) -> None:
@@ -280,11 +288,13 @@ class WeightSwap:
 
     def _go(self, units: Sequence[HostWeights]) -> None:
         for unit in units:
-            gone = unit.go()
-            if gone:
-                self._settle()
-                with self._moving():
-                    self._send(gone)
+            self._bring_home(unit.go())
+
+    def _bring_home(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        if gradients:
+            self._settle()
+            with self._moving():
+                self._send(gradients)
 
     def _send(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Send gradients home; those that were sent before have been added there."""

@@ -147,12 +147,15 @@ class _Stage:
         saved = layer.saved_bytes - self.tensors.made_bytes(at) + self.tensors.counted_bytes(at)
         running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
         waiting, chained = self._shared.behind(at), layer.chained_backward_bytes
+        if chained is not None and at < len(self.chain) - 1:
+            chained = whole_peaks(layer).beside(self.tensors.callers_used_bytes(at))
         return self._row(
             at,
             saved,
             running,
             backward_transient_bytes=layer.backward_transient_bytes + waiting,
             chained_backward_bytes=None if chained is None else chained + waiting,
+            backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
 
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:

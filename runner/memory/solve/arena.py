@@ -8,12 +8,12 @@ Source: Zhang et al. 2023, Coop: Memory is not a Commodity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from runner.memory.solve.evicting import EvictingProgram
 
-__all__ = ["Arena", "ArenaProgram"]
+__all__ = ["Arena", "ArenaProgram", "gaps"]
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -32,6 +32,22 @@ class _Block(NamedTuple, Generic[Item]):
     start: int
     end: int
     item: Item | None
+
+
+def gaps(taken: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of each gap of an arena, in the order of their addresses.
+
+    Args:
+        taken: what is not free, as the same pairs, sorted; they may overlap, and be empty.
+        end: the size of the arena.
+    """
+    at = 0
+    for start, stop in taken:
+        if at < start < stop:
+            yield at, start
+        at = max(at, stop) if start < stop else at
+    if at < end:
+        yield at, end
 
 
 class Arena(Generic[Item]):
@@ -57,17 +73,17 @@ class Arena(Generic[Item]):
     @property
     def fragmentation(self) -> float:
         """The share of the free bytes that are not in the largest gap."""
-        gaps = [block.end - block.start for block in self._blocks() if block.item is None]
-        return 1 - max(gaps) / sum(gaps) if gaps else 0.0
+        sizes = [end - start for start, end in self._gaps()]
+        return 1 - max(sizes) / sum(sizes) if sizes else 0.0
 
     def place(self, item: Item, num_bytes: int, *, from_end: bool = False) -> bool:
         """Place an item in the first gap that is large enough, from one end or the other; say whether there is one."""
-        gaps = [block for block in self._blocks() if block.item is None and block.end - block.start >= num_bytes]
-        if num_bytes and not gaps:
+        free = [(start, end) for start, end in self._gaps() if end - start >= num_bytes]
+        if num_bytes and not free:
             return False
         start = 0
-        if gaps:
-            start = gaps[-1].end - num_bytes if from_end else gaps[0].start
+        if free:
+            start = free[-1][1] - num_bytes if from_end else free[0][0]
         self._places[item] = start, start + num_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return True
@@ -107,6 +123,9 @@ class Arena(Generic[Item]):
             if block.end - inside[0][0].start >= num_bytes and (best is None or total < best[0]):
                 best = total, [each.item for each, _ in inside if each.item is not None]
         return None if best is None else best[1]
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        return list(gaps(sorted(self._places.values()), self._num_bytes))
 
     def _blocks(self) -> list[_Block[Item]]:
         """The items and gaps in the order of their addresses."""

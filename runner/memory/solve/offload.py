@@ -9,7 +9,7 @@ from runner.errors import Problem, RequestError
 from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
 
-__all__ = ["Offload", "chain_program", "moving", "prefixes"]
+__all__ = ["Offload", "chain_program", "first_layers", "move_all", "moving", "prefixes"]
 
 Mover = Callable[[StageChain, ChainProgram], ChainProgram]
 """A function from a stage's chain and the program of its activation policy to the same program with moves."""
@@ -35,6 +35,10 @@ class Offload:
         searches: whether to find its candidates takes seconds, so that ``auto`` leaves it out.
         by_lifetime: whether the stages of a rank share its memory by how long their tensors live: those that live
             shortest are kept first. Otherwise each gets an equal part.
+        plans_arena: whether the plan tells how large an arena is in which everything of a stage has its place; see
+            :mod:`runner.memory.solve.static_arena`.
+        recuts: whether ``partition=auto`` moves layers from stage to stage where what it chooses then is faster.
+        lends: whether ranks above their limit lend micro-batches to others; its programs move nothing to a host then.
     """
 
     name: str
@@ -45,6 +49,9 @@ class Offload:
     alone: bool = False
     searches: bool = False
     by_lifetime: bool = False
+    plans_arena: bool = False
+    recuts: bool = False
+    lends: bool = False
 
     def over(self, policy: Strategy) -> Strategy:
         """The activation policy with moves.
@@ -109,6 +116,16 @@ def moving(program: ChainProgram, chosen: Collection[int], *, one_by_one: bool =
         parts = [segment] if segment.recompute else [replace(segment, first=at, last=at) for at in layers]
         made += map(as_chosen, parts)
     return tuple(made)
+
+
+def move_all(chain: StageChain, program: ChainProgram) -> ChainProgram:
+    """The program in which every layer of a stage moves; most strategies start with it."""
+    return moving(program, chain.indices)
+
+
+def first_layers(name: str) -> Offers:
+    """The candidates of a strategy that moves the first layers of a stage, none to all."""
+    return lambda chain, program: prefixes(name, program, chain.indices)
 
 
 def prefixes(name: str, program: ChainProgram, order: Iterable[int]) -> Iterator[Candidate]:

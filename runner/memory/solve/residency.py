@@ -3,8 +3,10 @@
 The unit is one or several consecutive layers whose weights come and go together. The order in which a rank uses them is
 known from its schedule. So the device holds the unit in use and the next one that is not the same, and no other; what
 stands in both places of a turn from forwards to backwards is not moved at all. When a unit goes, the gradients that its
-backwards have added meanwhile go to the host, and at most one unit's gradients are on their way. A unit's gradients are
-in the host when the last backward of its stage has ended.
+backwards have added meanwhile go to the host, and at most one unit's gradients are on their way. If some of a unit's
+gradients are in the host already, those of each further backward go before the next one adds to them: the host adds
+them up in the order of backwards, as if nothing moved. A unit's gradients are in the host when the last backward of its
+stage has ended.
 :mod:`runner.memory.apply.weight_swap` moves what is listed here.
 """
 
@@ -76,12 +78,14 @@ class Turn(NamedTuple):
         unit: index of the unit; None: their weights stay on the device.
         held: the units that are on the device, or on their way to it.
         device_bytes: the most that the weights and gradients of all units take on the device meanwhile.
+        parts_with: whether the unit's gradients of an earlier backward go to the host first, although its weights stay.
     """
 
     layers: tuple[int, ...]
     unit: int | None
     held: tuple[int, ...]
     device_bytes: int
+    parts_with: bool = False
 
 
 class ActionTurns(NamedTuple):
@@ -163,11 +167,13 @@ def rank_turns(runs: Sequence[Run], units: Sequence[WeightUnit]) -> RankTurns:
     made, position = [], 0
     for at, (run, turns) in enumerate(zip(runs, parts, strict=True)):
         listed = []
+        device.begin()
         for layers, unit in turns:
+            parts_with = False
             if unit is not None:
-                device.use(unit, _next(uses, position), backward=run.backward)
+                parts_with = device.use(unit, _next(uses, position), backward=run.backward)
                 position += 1
-            listed.append(Turn(layers, unit, tuple(sorted(device.held)), device.num_bytes))
+            listed.append(Turn(layers, unit, tuple(sorted(device.held)), device.num_bytes, parts_with))
         going = tuple(sorted(device.held & own[run.stage])) if last_runs[run.stage] == at else ()
         if last_runs[run.stage] == at:
             device.send_home(set(going))
@@ -199,6 +205,8 @@ class _Device:
         self.sent = 0
         self._units = units
         self._dirty: set[int] = set()  # with gradients
+        self._earlier: set[int] = set()  # of these, the ones with gradients of earlier runs
+        self._sent: set[int] = set()  # with gradients in the host
         self._leaving = 0
 
     @property
@@ -206,12 +214,22 @@ class _Device:
         held = sum(self._units[number].weight_bytes for number in self.held)
         return held + sum(self._units[number].gradient_bytes for number in self._dirty) + self._leaving
 
-    def use(self, unit: int, wanted: set[int], *, backward: bool) -> None:
+    def begin(self) -> None:
+        """Begin a run."""
+        self._earlier = set(self._dirty)
+
+    def use(self, unit: int, wanted: set[int], *, backward: bool) -> bool:
+        """Use a unit, and have those that are wanted; return whether its gradients go although it stays."""
         self._send(self._dirty - wanted)
+        parts_with = backward and unit in self._earlier & self._dirty & self._sent
+        if parts_with:
+            self._send({unit})
+            self._earlier.remove(unit)
         self.fetched += sum(self._units[number].weight_bytes for number in wanted - self.held)
         self.held = wanted
         if backward and self._units[unit].gradient_bytes:
             self._dirty.add(unit)
+        return parts_with
 
     def send_home(self, gone: set[int]) -> None:
         self._send(self._dirty & gone)
@@ -223,3 +241,4 @@ class _Device:
             self._leaving = self._units[number].gradient_bytes
             self.sent += self._leaving
         self._dirty -= gone
+        self._sent |= gone

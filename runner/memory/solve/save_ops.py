@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ATTENTION", "MATMULS", "PRESETS", "SaveChoice"]
+__all__ = ["ATTENTION", "CONVOLUTIONS", "MATMULS", "OPERATORS", "PRESETS", "SaveChoice"]
 
 MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 ATTENTION = frozenset(
@@ -19,6 +19,7 @@ ATTENTION = frozenset(
         "aten::_scaled_dot_product_cudnn_attention",
     }
 )
+CONVOLUTIONS = frozenset({"aten::convolution"})
 
 PRESETS: Mapping[str, tuple[frozenset[str], int]] = {
     "matmuls": (MATMULS, 1),
@@ -27,16 +28,19 @@ PRESETS: Mapping[str, tuple[frozenset[str], int]] = {
 }
 """By name: operators, and which of their runs are kept: 1 = each, 2 = the second, fourth, … in order of execution."""
 
+OPERATORS: Mapping[str, tuple[frozenset[str], int]] = {**PRESETS, "convolutions": (CONVOLUTIONS, 1)}
+"""The presets, and those that graph programs alone may use: their second forwards may lack an input."""
+
 
 class SaveChoice:
     """Decides which outputs are kept in one run of one segment; it counts operators, so each run needs its own.
 
     Args:
-        preset: a key of :data:`PRESETS`.
+        preset: a key of :data:`OPERATORS`.
     """
 
     def __init__(self, preset: str) -> None:
-        self._names, self._every = PRESETS[preset]
+        self._names, self._every = OPERATORS[preset]
         self._seen = 0
 
     def keeps(self, operator: str) -> bool:

@@ -83,7 +83,7 @@ class SecondRun:
         """Peak bytes of the backward of a segment that is computed again, including the segments inside."""
         start, end = segment.first - self._first, segment.last - self._first
         leaves = self._leaves(end)  # if so, the caller holds the output and its gradient
-        known = 0 if leaves else self._chain[end].gradient_of_output_bytes
+        known = 0 if leaves else self._own_gradient(end)
         walk = _Walk({*self._tensors.inputs(start)}, known, end)
         program = second_run(segment)
         for part in program:
@@ -101,6 +101,14 @@ class SecondRun:
         """Whether a layer's output leaves the stage."""
         return at == len(self._chain) - 1
 
+    def _own_gradient(self, at: int) -> int:
+        """The gradient of a layer's output, without what the stage's caller holds."""
+        return self._chain[at].gradient_of_output_bytes - self._tensors.callers_gradient_bytes(at)
+
+    def _inner(self, at: int) -> int:
+        """The peak of the backward of a layer that another one follows."""
+        return self._peaks[at].beside(self._tensors.callers_used_bytes(at))
+
     def _again(self, walk: _Walk, part: Segment, *, is_last: bool) -> None:
         """Walk through a segment inside, which keeps only its input until its backward; the last one is not run yet."""
         start, end = part.first - self._first, part.last - self._first
@@ -110,7 +118,7 @@ class SecondRun:
         kept = self._fresh(walk, start)
         walk.made += sum(kept.values())
         walk.given |= kept.keys()
-        own_gradient = 0 if is_last else self._chain[end].gradient_of_output_bytes - walk.known_gradient
+        own_gradient = 0 if is_last else self._own_gradient(end) - walk.known_gradient
         walk.reach(walk.made + own_gradient + self._left_behind(walk, end) + self.peak(part))
 
     def _left_behind(self, walk: _Walk, at: int) -> int:
@@ -135,8 +143,8 @@ class SecondRun:
         waiting = self._take_input(walk, at)
         walk.reach(walk.made + waiting + layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes)
         walk.made += figures.recomputed_bytes
-        own_gradient = layer.gradient_of_output_bytes - walk.known_gradient
-        walk.reach(walk.made + own_gradient + self._left_behind(walk, at) + self._peaks[at].inner)
+        own_gradient = self._own_gradient(at) - walk.known_gradient
+        walk.reach(walk.made + own_gradient + self._left_behind(walk, at) + self._inner(at))
 
     def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
         """Walk through the last layer: the run stops when it has what the backward needs, and the backward begins."""
@@ -144,7 +152,7 @@ class SecondRun:
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
         walk.reach(walk.made + waiting + max(done, self._stopped_forward(at) - figures.kept_bytes))
-        backward = self._last_backward(at) if self._leaves(at) else self._peaks[at].inner
+        backward = self._last_backward(at) if self._leaves(at) else self._inner(at)
         walk.reach(walk.made + done + backward)
 
     def _stopped_forward(self, at: int) -> int:

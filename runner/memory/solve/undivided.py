@@ -34,6 +34,10 @@ class BackwardPeaks(NamedTuple):
         """The peak if another layer of its stage follows, or the largest possible value if it is not known."""
         return self.alone if self.chained is None else self.chained
 
+    def beside(self, callers_bytes: int) -> int:
+        """As :attr:`inner`, if the caller holds so many bytes of the gradients that the layer uses, and frees none."""
+        return min(self.alone, self.inner + callers_bytes)
+
 
 def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
     """The peaks of B, which adds the gradient of each weight to the weight's own at once.

@@ -135,12 +135,14 @@ class Rerun:
         keeps_graph: whether what its autograd saves is kept until its backward.
         keeps: storages of its output that are kept, by their numbers in the profile.
         drops: storages that are not needed after it.
+        given: whether it is given the outputs of operators that the first run has left, which are dropped after it.
     """
 
     layer: int
     keeps_graph: bool
     keeps: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,8 @@ class GraphProgram(StageProgram):
         outputs: for each layer the storages of its output, in order, without those of tensors that an earlier stage has
             made; the executor finds its tensors by them.
         backwards: for each layer what is done at its backward.
+        save_ops: for each layer the preset of operators whose outputs its first run leaves to a later one, or None;
+            empty = None for all.
     """
 
     first: int
@@ -222,6 +226,7 @@ class GraphProgram(StageProgram):
     keeps: tuple[int, ...]
     outputs: tuple[tuple[int, ...], ...]
     backwards: tuple[LayerBackward, ...]
+    save_ops: tuple[str | None, ...] = ()
 
     installer: ClassVar[str] = "runner.memory.apply.graph_run:install_graph"
 
@@ -235,6 +240,10 @@ class GraphProgram(StageProgram):
         from runner.memory.solve.graph.rows import graph_rows  # it plays this program
 
         return graph_rows(stage.before, stage.layers, stage.loss, self, stage.shared)
+
+    def leaves(self, layer: int) -> str | None:
+        """The preset of operators whose outputs the first run of a layer leaves; the layer is one of the stage's."""
+        return self.save_ops[layer - self.first] if self.save_ops else None
 
     @property
     def reruns(self) -> list[int]:

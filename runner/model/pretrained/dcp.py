@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,23 @@ class _Metadata(pickle.Unpickler):
         Raises:
             pickle.UnpicklingError: it is another one.
         """
+        if (module_name, name) == ("builtins", "getattr"):
+            return _member_of  # so Python before 3.11.4 writes a member of an enumeration
         is_dtype = module_name == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module_name, name) not in _OTHERS and not _is_metadata(module_name, name):
             raise pickle.UnpicklingError(f"its metadata would call {module_name}.{name}")
         return super().find_class(module_name, name)
+
+
+def _member_of(kind: Any, name: str) -> Any:
+    """The member of an enumeration, and nothing else that ``getattr`` could get.
+
+    Raises:
+        pickle.UnpicklingError: it is no enumeration, or has no such member.
+    """
+    if not isinstance(kind, EnumMeta) or name not in kind.__members__:
+        raise pickle.UnpicklingError("its metadata would call builtins.getattr")
+    return kind[name]
 
 
 def _is_metadata(module_name: str, name: str) -> bool:

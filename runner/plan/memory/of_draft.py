@@ -35,22 +35,7 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
     config, needs = draft.config, draft.needs
     compresses = config.compression.name != "none"
     planned = reductions(config, draft.profile, figures, draft.schedule) if compresses else ()
-    predicted = predict_memory(
-        program,
-        draft.profile,
-        figures,
-        batch_samples=needs.batch_samples,
-        temporaries=needs.temporaries,
-        lingering=needs.lingering,
-        sharing=needs.sharing,
-        states_over=needs.states_over,
-        flattened=needs.flattened,
-        accelerated=needs.accelerated,
-        extra=needs.extra,
-        backup=config.schedule.post_validation,
-        copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
-        planned_reductions=planned,
-    )
+    predicted = predict_memory(program, draft.profile, figures, needs, planned)
     if config.offload.drive is not None:
         predicted = replace(predicted, host=_without_files(draft, predicted.host, figures))
     steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.rank_walk import RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
 from runner.plan.reductions import Reduction
@@ -32,24 +33,12 @@ __all__ = [
     "wide_gradients",
 ]
 
-TEMPORARIES = 2  # temporary tensors of Adam and similar optimizers
-
 
 def predict_memory(
     program: Program,
     profile: ModelProfile,
     figures: Sequence[StageFigures],
-    *,
-    batch_samples: int,
-    temporaries: int = TEMPORARIES,
-    lingering: int = 0,
-    backup: bool = False,
-    copied_by: int | None = None,
-    sharing: ZeroSharing | None = None,
-    states_over: int = 1,
-    flattened: int = 0,
-    accelerated: bool = True,
-    extra: Sequence[ExtraCopies] = (),
+    needs: MemoryNeeds,
     planned_reductions: Sequence[Reduction] = (),
 ) -> MemoryPrediction:
     """The memory of each pipeline rank at its peak.
@@ -59,55 +48,60 @@ def predict_memory(
             that keeps most activations.
         profile: the profile for the step's largest micro-batch.
         figures: the figures of each stage, from the same profile.
-        batch_samples: number of samples of one optimizer step on one replica.
-        temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
-        backup: whether each rank keeps a copy of its weights and optimizer states, for post-validation.
-        copied_by: number of replicas that share a copy of each stage's weights and states in the host's memory while
-            they save it in the background; None if checkpoints are not saved in the background.
-        sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
-        states_over: number of replicas over which only the optimizer's states are sharded.
-        flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
-        accelerated: whether the device has its own memory, separate from the host's.
-        extra: for each stage, what is held of its weights besides the newest ones; default: the older versions that the
-            schedule reads.
+        needs: what else is held and needed.
         planned_reductions: what compressors of gradients keep and need, for each stage; empty if there are none.
     """
-    schedule = program.schedule
-    extra = extra or older_versions(schedule)
+    schedule, sharing = program.schedule, needs.sharing
+    extra = needs.extra or older_versions(schedule)
     predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
     parts, host, kept = [], [], []
     rows = hurried(program)
     living = lifetimes(program, rows)
     for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
-        batch = batch_bytes(profile, schedule, rank, batch_samples)
+        batch = batch_bytes(profile, schedule, rank, needs.batch_samples)
         held = [figures[stage] for stage in stages]
-        if sharing is None:
-            states = _states(held, profile, batch)
-            states = with_extra(states, [(extra[stage], figures[stage]) for stage in stages])
-            step_bytes = max((temporary_bytes(one, profile, temporaries, lingering) for one in held), default=0)
-            step_bytes += wide_gradients(held, profile)
-            planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
-            states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
-            step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])
-            if states_over > 1:
-                states, step_bytes = _over_replicas(states, temporaries, states_over)
-            step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
-            home = sum(one.home_bytes for one in held)
-            kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, home))
-        else:
+        if sharing is not None:
             kept.append(sharing.between_backwards(held[0]))
-            states, step_bytes = shared_states(sharing, held[0], batch, accelerated=accelerated)
-        if backup:
-            trained = states.gradients  # a gradient is as large as its weight
-            states = replace(states, buffers=states.buffers + trained + states.optimizer)
-        copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
-        if not accelerated:
-            states = replace(states, buffers=states.buffers + copy)
+            offloaded = sharing.held(held[0]).host
+            states, step_bytes = shared_states(sharing, held[0], batch, accelerated=needs.accelerated)
+        else:
+            planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
+            states, step_bytes = _own_states(held, [extra[stage] for stage in stages], profile, batch, needs, planned)
+            offloaded = sum(one.home_bytes for one in held)
+            kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, offloaded))
+        copy = _copied_bytes(figures, profile, schedule, rank) // needs.copied_by if needs.copied_by is not None else 0
+        states = _with_copies(states, backup=needs.backup, copy=0 if needs.accelerated else copy)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes, predicting).peak(actions, living[rank]))
-        offloaded = sharing.held(held[0]).host if sharing is not None else sum(one.home_bytes for one in held)
-        host.append(offloaded + copy if accelerated else 0)
+        host.append(offloaded + copy if needs.accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
+
+
+def _own_states(
+    held: Sequence[StageFigures],
+    extra: Sequence[ExtraCopies],
+    profile: ModelProfile,
+    batch: int,
+    needs: MemoryNeeds,
+    planned: Sequence[Reduction],
+) -> tuple[MemoryParts, int]:
+    """The bytes that a rank without ZeRO holds beside activations, and further bytes at the end of its step."""
+    states = with_extra(_states(held, profile, batch), zip(extra, held, strict=True))
+    step_bytes = max((temporary_bytes(one, profile, needs.temporaries, needs.lingering) for one in held), default=0)
+    step_bytes += wide_gradients(held, profile)
+    states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
+    step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])
+    if needs.states_over > 1:
+        states, step_bytes = _over_replicas(states, needs.temporaries, needs.states_over)
+    return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))
+
+
+def _with_copies(states: MemoryParts, *, backup: bool, copy: int) -> MemoryParts:
+    """Add the copies that a rank keeps of weights and states: ``backup`` says whether for an undo, ``copy`` bytes for
+    a checkpoint."""
+    trained = states.gradients  # a gradient is as large as its weight
+    kept = trained + states.optimizer if backup else 0
+    return replace(states, buffers=states.buffers + kept + copy)
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from runner.plan.memory.extra import ExtraCopies, older_versions
+from runner.plan.memory.extra import older_versions
 from runner.plan.memory.held import Held, held_microbatches
-from runner.plan.memory.predict import TEMPORARIES, batch_bytes, shared_states, temporary_bytes, wide_gradients
-from runner.plan.memory.zero import ZeroSharing
+from runner.plan.memory.needs import MemoryNeeds
+from runner.plan.memory.predict import batch_bytes, shared_states, temporary_bytes, wide_gradients
 from runner.plan.stages.figures import LayerRanges, StageFigures
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
@@ -29,22 +29,14 @@ class StageMemoryLimit:
         in_flight: for each stage, the largest numbers of micro-batches held at once.
         limit_bytes: for each stage, the limit of its rank, without the batch that the rank holds.
         held_bytes: for each stage, the batch that its rank holds.
-        temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
-        sharing, states_over, flattened, accelerated: see :func:`runner.plan.memory.predict.predict_memory`.
-        extra: for each stage, what is held of its weights besides the newest ones.
+        needs: what else is held and needed.
     """
 
     profile: ModelProfile
     in_flight: tuple[tuple[Held, ...], ...]
     limit_bytes: tuple[int, ...]
     held_bytes: tuple[int, ...]
-    temporaries: int = TEMPORARIES
-    sharing: ZeroSharing | None = None
-    states_over: int = 1
-    flattened: int = 0
-    accelerated: bool = True
-    extra: tuple[ExtraCopies, ...] = ()
-    lingering: int = 0
+    needs: MemoryNeeds
 
     @cached_property
     def figures(self) -> Callable[[int, int], StageFigures]:
@@ -53,35 +45,17 @@ class StageMemoryLimit:
 
     @classmethod
     def of(
-        cls,
-        profile: ModelProfile,
-        schedule: Schedule,
-        rank_limit_bytes: int,
-        *,
-        batch_samples: int,
-        temporaries: int,
-        lingering: int = 0,
-        sharing: ZeroSharing | None = None,
-        states_over: int = 1,
-        flattened: int = 0,
-        accelerated: bool = True,
-        extra: Sequence[ExtraCopies] = (),
+        cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, needs: MemoryNeeds
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
         batches = [0] * schedule.stages
         for rank in range(schedule.ranks):
-            held = batch_bytes(profile, schedule, rank, batch_samples)
+            held = batch_bytes(profile, schedule, rank, needs.batch_samples)
             for stage in schedule.stages_of(rank):
                 batches[stage] = max(batches[stage], held)
         limits = tuple(rank_limit_bytes - held for held in batches)
-        kept = (limits, tuple(batches), temporaries, sharing, states_over, flattened, accelerated)
-        return cls(
-            profile,
-            held_microbatches(schedule),
-            *kept,
-            extra=tuple(extra) or older_versions(schedule),
-            lingering=lingering,
-        )
+        needs = replace(needs, extra=needs.extra or older_versions(schedule))
+        return cls(profile, held_microbatches(schedule), limits, tuple(batches), needs)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its micro-batches in flight are within the limit."""
@@ -121,18 +95,18 @@ class StageMemoryLimit:
 
     def step_bytes(self, figures: StageFigures) -> int:
         """The bytes of temporary tensors at the stage's optimizer step."""
-        if self.sharing is not None:
-            return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
-        update = temporary_bytes(figures, self.profile, self.temporaries, self.lingering)
+        if self.needs.sharing is not None:
+            return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated)[1]
+        update = temporary_bytes(figures, self.profile, self.needs.temporaries, self.needs.lingering)
         update += wide_gradients([figures], self.profile)
-        return max(update, min(self.flattened, figures.gradient_bytes))
+        return max(update, min(self.needs.flattened, figures.gradient_bytes))
 
     def state_bytes(self, figures: StageFigures, stage: int) -> int:
         """The bytes that the stage holds all the time."""
-        if self.sharing is not None:
-            return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        extra = self.extra[stage].held_bytes(figures) if self.extra else 0
-        return extra + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
+        if self.needs.sharing is not None:
+            return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated)[0].total
+        extra = self.needs.extra[stage].held_bytes(figures) if self.needs.extra else 0
+        return extra + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.needs.states_over
 
 
 def held_bytes(figures: StageFigures, held: Held) -> int:

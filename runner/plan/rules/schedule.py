@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
@@ -11,6 +12,7 @@ from runner.config.rules.values import another_schedule
 from runner.errors import Problem
 from runner.memory.solve.offloads import OFFLOADS
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
+from runner.plan.activations import lends
 from runner.plan.prediction import kind_asked
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits
@@ -20,6 +22,7 @@ __all__ = [
     "AVERAGED",
     "COMPRESSION",
     "FILLED",
+    "LENDING",
     "LENT",
     "NEWEST",
     "OFFLOADED",
@@ -235,14 +238,48 @@ OFFLOADED: Table[OrderFacts] = Table(
 )
 
 
-def _no_swap(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
-    return Row(
-        "offload.weights",
-        lambda f: breaks(f.order),
-        "must be none with schedule={order.name}",
-        why,
-        fix="schedule=1f1b",
-    )
+def _lends(path: str, needed: object, why: str) -> Row[OrderFacts]:
+    """The rule that a key has its default value if ranks lend activations."""
+    shown = "null" if needed is None else str(needed).lower()
+    rule = f"must be {shown} with offload.activations={{config.offload.activations}}"
+    return Row(path, lambda f: value_at(f, path) != needed, rule, why, fix=f"{path}={shown}")
+
+
+_not_lent = partial(another_schedule, "offload.activations={config.offload.activations}")
+
+LENDING: Table[OrderFacts] = Table(
+    "Activations that are lent where memory_limit asks for it",
+    (
+        _not_lent("{order.name} lends activations by itself", lambda order: order.moves_activations),
+        _not_lent("What a rank lends is chosen for one stage", lambda order: not order.one_stage_per_rank),
+        _not_lent(
+            "What comes back is there for a whole backward, and a backward in two parts needs it longer",
+            lambda order: order.splits_backward,
+        ),
+        _not_lent("When tensors leave and come back must be known before", lambda order: order.leaves_its_order),
+        _not_lent("Work in bubbles reads tensors that may be away", lambda order: order.filling is not None),
+        _lends("zero.stage", None, "DeepSpeed runs the forward itself, and what it saves could not leave"),
+        _lends("schedule.post_validation", False, "What another rank keeps could not be taken back"),
+        Row(
+            "optimizer",
+            lambda f: (kind := find_optimizer(f.config.optimizer)) is not None and kind.watch is not None,
+            "must be another with offload.activations={config.offload.activations}",
+            "{config.optimizer.name} keeps inputs of layers, which would stay",
+            fix="optimizer=adamw",
+            value=lambda f: f.config.optimizer.name,
+        ),
+    ),
+    applies=lambda f: lends(f.config),
+    first_of_each_key=True,
+)
+
+
+def _refused(path: str, rule: str, fix: str) -> Callable[[str, Callable[[ScheduleTraits], bool]], Row[OrderFacts]]:
+    """What makes the rules of one key, of which each has its reason and says which schedules break it."""
+    return lambda why, breaks: Row(path, lambda f: breaks(f.order), rule, why, fix=fix)
+
+
+_no_swap = _refused("offload.weights", "must be none with schedule={order.name}", fix="schedule=1f1b")
 
 
 SWAPPED: Table[OrderFacts] = Table(
@@ -347,14 +384,7 @@ TWINS: Table[OrderFacts] = Table(
 )
 
 
-def _not_taken_back(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
-    return Row(
-        "schedule.post_validation",
-        lambda f: breaks(f.order),
-        "must be false",
-        why,
-        fix="schedule.post_validation=false",
-    )
+_not_taken_back = _refused("schedule.post_validation", "must be false", fix="schedule.post_validation=false")
 
 
 POST_VALIDATION: Table[OrderFacts] = Table(

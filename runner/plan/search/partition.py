@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from runner.config.units import format_seconds
 from runner.errors import RequestError
+from runner.plan.activations import moves_boundaries
+from runner.plan.choices import ProgramChoice
 from runner.plan.cut.chosen import AUTO, FIXED
 from runner.plan.cut.partition import Partition
 from runner.plan.draft import Draft
-from runner.plan.stages.cut import Stages, cut
+from runner.plan.search.boundaries import Assemble, with_boundaries_moved
+from runner.plan.stages.cut import Stages, choice_of, cut
 from runner.plan.values import RunPlan
 
 __all__ = ["best_cut"]
@@ -22,16 +25,14 @@ _FIRST = (_EVEN, _BY_SECONDS)  # what auto tries; by memory is tried only if not
 # request should not get other stages at every measurement.
 _LEAST_GAIN = 0.01
 
-Assemble = Callable[[Stages], RunPlan]
-
 
 def best_cut(draft: Draft, assemble: Assemble) -> RunPlan:
     """The plan with the stages of the request's policy.
 
     ``auto`` takes the shortest step that fits, among even stages and stages balanced by seconds. The seconds are the
     profile's: measured, or estimated from FLOPs. If neither fits, stages with even peaks of memory are tried too; if
-    nothing fits, the plan with the lowest peak is returned. Another policy gives way to even stages where these fit and
-    have a shorter step.
+    nothing fits, the plan with the lowest peak is returned. Some offload strategies then move boundaries. Another
+    policy gives way to even stages where these fit and have a shorter step.
 
     Args:
         draft: a request, and what follows from it.
@@ -43,16 +44,20 @@ def best_cut(draft: Draft, assemble: Assemble) -> RunPlan:
     policy = draft.config.partition.name
     if policy in FIXED or draft.schedule.stages == 1:
         return assemble(cut(draft, _EVEN if policy == AUTO else policy))
-    return _shortest_cut(draft, assemble) if policy == AUTO else _unless_even_is_faster(draft, assemble)
+    if policy != AUTO:
+        return _unless_even_is_faster(draft, assemble)
+    choose = choice_of(draft)
+    plan = _shortest_cut(draft, assemble, choose)
+    return with_boundaries_moved(draft, plan, assemble, choose) if moves_boundaries(draft.config) else plan
 
 
-def _shortest_cut(draft: Draft, assemble: Assemble) -> RunPlan:
+def _shortest_cut(draft: Draft, assemble: Assemble, choose: ProgramChoice) -> RunPlan:
     plans: dict[Partition, tuple[str, RunPlan]] = {}
     refusals: list[RequestError] = []
     for policies in (_FIRST, (_BY_MEMORY,)):
         for policy in policies:
             try:
-                stages = cut(draft, policy)
+                stages = cut(draft, policy, choose=choose)
                 if stages.layers not in plans:
                     plans[stages.layers] = policy, assemble(stages)
             except RequestError as refusal:

@@ -10,7 +10,7 @@ from runner.errors import Problem, raise_problems
 from runner.memory.solve.residency import RankTurns
 from runner.memory.solve.values import ActivationPlan
 from runner.memory.solve.weight_strategy import WeightPlan
-from runner.plan.activations import plan_activations, program_problems, reads_budget, shares_by_lifetime
+from runner.plan.activations import lends, plan_activations, program_problems, reads_budget, shares_by_lifetime
 from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
@@ -20,11 +20,13 @@ from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.rank_limit import RankMemory
 from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.stages.loans import with_room_lent
 from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
+from runner.schedule.values import Schedule
 
-__all__ = ["Stages", "cut"]
+__all__ = ["Stages", "choice_of", "cut", "stages_of"]
 
 _BY_MEMORY = ("profile", "memory")  # policies that read what ranks need
 _ATTEMPTS = 4  # plans of a policy that reads budgets; the first is right unless ranks hold more beside its tensors
@@ -41,6 +43,7 @@ class Stages:
         notes: notes about the partition for the reader of the plan.
         weights: which weights are at home in the host's memory.
         turns: for each rank, when they are on the device; empty if none are at home there.
+        schedule: the draft's schedule with loans, if ranks may lend activations; None: as it is.
     """
 
     layers: Partition
@@ -49,9 +52,12 @@ class Stages:
     notes: tuple[str, ...]
     weights: WeightPlan = WeightPlan()
     turns: tuple[RankTurns, ...] = ()
+    schedule: Schedule | None = None
 
 
-def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> Stages:
+def cut(
+    draft: Draft, policy: str, *, as_fast_as: Partition | None = None, choose: ProgramChoice | None = None
+) -> Stages:
     """Choose the stages' layers by a policy, and plan what is kept of them.
 
     The search for a partition uses a plan for all layers as one stage; then the activation policies plan the stages
@@ -61,21 +67,45 @@ def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> St
         draft: the request and what follows from it.
         policy: a name of :func:`runner.plan.cut.partition.partition`.
         as_fast_as: see there.
+        choose: see :func:`stages_of`.
 
     Raises:
         RequestError: these stages cannot be trained so.
     """
-    profile, accelerated = draft.profile, draft.needs.accelerated
+    profile = draft.profile
     whole = (0, len(profile.layers) - 1)
-    _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
-    layers, notes = _partition(draft, rough, policy, as_fast_as)
+    _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=draft.needs.accelerated)
+    return stages_of(draft, *_partition(draft, rough, policy, as_fast_as), choose=choose)
+
+
+def choice_of(draft: Draft) -> ProgramChoice:
+    """What chooses the programs of a draft's stages; it prices those of the same layers once."""
+    return ProgramChoice(to_host=_moves_to_host(draft))
+
+
+def stages_of(
+    draft: Draft, layers: Partition, notes: tuple[str, ...] = (), choose: ProgramChoice | None = None
+) -> Stages:
+    """The stages with given layers, and what the policies keep of them.
+
+    Args:
+        draft: the request and what follows from it.
+        layers: first and last layer of each stage.
+        notes: notes about the partition.
+        choose: see :func:`choice_of`; None: one for these stages alone.
+
+    Raises:
+        RequestError: these stages cannot be trained so.
+    """
     raise_problems([*_crossing_weights(draft, layers), *_frozen_stages(draft, layers)])
 
-    activations, costs = _planned_activations(draft, layers)
+    activations, costs = _planned_activations(draft, layers, choose or choice_of(draft))
     raise_problems(program_problems(draft.config, activations))
     weights, costs = _planned_weights(draft, layers, activations, costs)
-    turns = turns_of_ranks(weights, activations, draft.schedule, profile)
-    return Stages(layers, activations, stage_figures(costs, layers), notes, weights, turns)
+    turns = turns_of_ranks(weights, activations, draft.schedule, draft.profile)
+    figures = stage_figures(costs, layers)
+    schedule = with_room_lent(draft, figures) if lends(draft.config) else None
+    return Stages(layers, activations, figures, notes, weights, turns, schedule)
 
 
 def _planned_weights(
@@ -97,12 +127,12 @@ def _planned_weights(
     )
 
 
-def _planned_activations(draft: Draft, layers: Partition) -> tuple[ActivationPlan, ModelProfile]:
+def _planned_activations(draft: Draft, layers: Partition, choose: ProgramChoice) -> tuple[ActivationPlan, ModelProfile]:
     """What the policies keep of each stage, and the profile with their costs.
 
     A policy that reads budgets plans again with less, as long as a rank needs more than its limit.
     """
-    program, profile, choose = lower(draft.schedule), draft.profile, ProgramChoice(to_host=_moves_to_host(draft))
+    program, profile = lower(draft.schedule), draft.profile
     plan = partial(
         plan_activations,
         draft.config,
@@ -191,17 +221,4 @@ def _partition(
 
 
 def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
-    needs = draft.needs
-    return StageMemoryLimit.of(
-        profile,
-        draft.schedule,
-        draft.limit_bytes,
-        batch_samples=needs.batch_samples,
-        temporaries=needs.temporaries,
-        lingering=needs.lingering,
-        sharing=needs.sharing,
-        states_over=needs.states_over,
-        flattened=needs.flattened,
-        accelerated=needs.accelerated,
-        extra=needs.extra,
-    )
+    return StageMemoryLimit.of(profile, draft.schedule, draft.limit_bytes, draft.needs)

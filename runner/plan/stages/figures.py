@@ -13,7 +13,7 @@ from runner.plan.stages.ranges import RangeMaximum, prefix
 from runner.plan.stages.split import SplitRanges
 from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
-__all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
+__all__ = ["LayerRanges", "StageFigures", "held_output", "stage_figures", "state_bytes"]
 
 Pairs = tuple[tuple[int, int], ...]
 _STATES = ("weight", "gradient", "optimizer")
@@ -140,7 +140,7 @@ class LayerRanges:
         output_bytes = 0 if is_last else layers[last].output_bytes
         input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
         pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
-        held = 0 if is_last else _held_output(layers[last])
+        held = 0 if is_last else held_output(layers[last])
         moved = self._moved(first, end, held) if self._moves else ()
         return StageFigures(
             first=first,
@@ -266,7 +266,7 @@ def _sums(seconds: Iterable[float]) -> list[float]:
     return list(accumulate(seconds, initial=0.0))
 
 
-def _held_output(layer: LayerProfile) -> int:
+def held_output(layer: LayerProfile) -> int:
     """The bytes of a stage's output that are counted among its saved bytes."""
     held = layer.output_bytes if layer.held_output_bytes is None else layer.held_output_bytes
     return held + layer.pending_output_bytes

@@ -8,7 +8,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from runner.profile import LayerMoves
@@ -73,18 +73,30 @@ class OnTheWay:
             of: its stage and micro-batch.
             layers: the stage's layers, in order.
         """
-        peak, unsent = 0, list[_Load]()
+        moments = self.forward_moments(of, layers)
+        return max((layers[at].forward_peak_bytes + sum(held.values()) for at, held in moments), default=0)
+
+    def forward_moments(self, of: Trip, layers: Sequence[MovedLayer]) -> Iterator[tuple[int, dict[Hashable, int]]]:
+        """Yield each layer of a forward with the bytes that are there only because they have not left yet.
+
+        Args:
+            of, layers: what they are for :meth:`forward`.
+        """
+        unsent = list[_Load]()
         for at, layer in enumerate(layers):
             there = {load.layer for load in (*self._leaving, *unsent) if load.of == of}
-            entering = sum(size for distance, size in layer.moves.entering if 0 <= at - distance not in there)
-            waiting = sum(load.moves.freed_bytes for load in unsent)
-            peak = max(peak, layer.forward_peak_bytes + self.leaving_bytes + waiting + entering)
+            yield (
+                at,
+                {
+                    **{("leaving", load.of, load.layer): load.moves.freed_bytes for load in (*self._leaving, *unsent)},
+                    **{("entering", of, at - d): size for d, size in layer.moves.entering if 0 <= at - d not in there},
+                },
+            )
             if layer.num_bytes:
                 unsent.append(_Load(of, at, layer.moves))
             for load in [each for each in unsent if each.layer + each.moves.sent_after <= at]:
                 unsent.remove(load)
                 self._send(load)
-        return peak
 
     def backward(self, of: Trip, layers: Sequence[MovedLayer]) -> int:
         """The same for a backward.
@@ -92,15 +104,31 @@ class OnTheWay:
         Args:
             of, layers: what they are for :meth:`forward`.
         """
+        alone = {at: layer.backward_peak_bytes for at, layer in enumerate(layers)}
+        return max(alone.get(at, 0) + sum(held.values()) for at, held in self.backward_moments(of, layers))
+
+    def backward_moments(self, of: Trip, layers: Sequence[MovedLayer]) -> Iterator[tuple[int, dict[Hashable, int]]]:
+        """Yield the beginning of a backward, as layer ``len(layers)``, and its layers, with the bytes that are on their
+        way out or have come back.
+
+        Args:
+            of, layers: what they are for :meth:`forward`.
+        """
         back = _Back(layers)
-        peak = back.num_bytes + self.leaving_bytes
+
+        def held() -> dict[Hashable, int]:
+            return {
+                **{("leaving", load.of, load.layer): load.moves.freed_bytes for load in self._leaving},
+                **{("back", of, layer): size for layer, size in back.held.items()},
+            }
+
+        yield len(layers), held()
         for at in reversed(range(len(layers))):
             for distance in layers[at].moves.needs:
                 if back.use(at - distance):
                     self._has_left(of, at - distance)
-            peak = max(peak, layers[at].backward_peak_bytes + back.num_bytes + self.leaving_bytes)
+            yield at, held()
             back.forget(at)
-        return peak
 
     def split_backward(self, of: Trip, layers: Sequence[MovedLayer], peak_bytes: int) -> int:
         """The same for the first part of a backward in two parts, which fetches everything at its beginning.
@@ -150,9 +178,9 @@ class _Back:
         self._fetch_ahead()
 
     @property
-    def num_bytes(self) -> int:
-        """What the device holds of it."""
-        return sum(self._unused.values()) + sum(self._used.values())
+    def held(self) -> dict[int, int]:
+        """The bytes that the device holds of it, by layer."""
+        return {**self._unused, **self._used}
 
     def use(self, layer: int) -> bool:
         """Use what a layer has moved; return whether this is its first use."""

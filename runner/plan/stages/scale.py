@@ -60,6 +60,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
+        backward_made_bytes=_with_weight_gradient(layer.backward_made_bytes, layer, ratio),
         recomputation={
             name: replace(
                 figures,
@@ -67,6 +68,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
                 released_bytes=_bytes(figures.released_bytes, ratio),
                 recomputed_bytes=_bytes(figures.recomputed_bytes, ratio),
                 recomputed_flops=figures.recomputed_flops * times,
+                second_peak_bytes=_maybe_bytes(figures.second_peak_bytes, ratio),
             )
             for name, figures in layer.recomputation.items()
         },

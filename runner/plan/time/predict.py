@@ -18,7 +18,7 @@ from runner.schedule.simulation.clock import Simulation, StageCosts, play, simul
 from runner.schedule.simulation.cores import span_on_cores
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
-from runner.schedule.values import COMPUTE, Op, Program
+from runner.schedule.values import COMPUTE, Op, Program, Schedule
 from runner.schedule.walk import in_order
 
 __all__ = ["Swap", "predict_time", "ring_all_reduce_seconds", "stage_costs"]
@@ -67,14 +67,8 @@ def predict_time(
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
-    costs = replace(costs, moves=stage_moves(figures, mean_samples / profile.samples, host_link or Link()))
-    if swap is not None and swap.turns:
-        units = [swap.plan.of(schedule.stages_of(rank)) for rank in range(schedule.ranks)]
-        costs = replace(costs, weights=weight_runs(swap.turns, units, profile, (host_link or Link()).seconds))
-    if schedule.trained_copies > 1:
-        costs = _several_times(costs, schedule.trained_copies)
-    if schedule.wave:
-        costs = replace(costs, reduce=tuple(seconds / schedule.wave for seconds in costs.reduce))
+    costs = _with_host(costs, schedule, profile, figures, mean_samples / profile.samples, host_link or Link(), swap)
+    costs = _with_exchanges(costs, schedule)
     if adjusted is not None:
         costs = adjusted(costs)
     if stage_seconds is not None:
@@ -132,10 +126,37 @@ def _on_cores(
     return in_turns + after
 
 
-def _several_times(costs: StageCosts, copies: int) -> StageCosts:
-    """The costs if each rank sums and updates so many copies of its weights; drawing them together is not counted."""
-    update = tuple(copies * seconds for seconds in costs.step)
-    return replace(costs, reduce=tuple(copies * seconds for seconds in costs.reduce), step=update)
+def _with_host(
+    costs: StageCosts,
+    schedule: Schedule,
+    profile: ModelProfile,
+    figures: Sequence[StageFigures],
+    ratio: float,
+    link: Link,
+    swap: Swap | None,
+) -> StageCosts:
+    """The costs with moves over the host's link: of what stages save, in ``ratio`` to the profile's, and of weights."""
+    costs = replace(costs, moves=stage_moves(figures, ratio, link))
+    if swap is None or not swap.turns:
+        return costs
+    units = [swap.plan.of(schedule.stages_of(rank)) for rank in range(schedule.ranks)]
+    return replace(costs, weights=weight_runs(swap.turns, units, profile, link.seconds))
+
+
+def _with_exchanges(costs: StageCosts, schedule: Schedule) -> StageCosts:
+    """The costs if each rank sums and updates several copies of its weights, or sums once in several steps.
+
+    Drawing the copies together is not counted.
+    """
+    if (copies := schedule.trained_copies) > 1:
+        costs = replace(
+            costs,
+            reduce=tuple(copies * seconds for seconds in costs.reduce),
+            step=tuple(copies * seconds for seconds in costs.step),
+        )
+    if schedule.wave:
+        costs = replace(costs, reduce=tuple(seconds / schedule.wave for seconds in costs.reduce))
+    return costs
 
 
 def _pipeline_alone(costs: StageCosts) -> StageCosts:

@@ -51,6 +51,8 @@ class _Rank:
         for turn, share in zip(action.turns, shares(seconds), strict=True):
             held = set(turn.held) if turn.unit is not None else self._held
             leaving = self._leave(self._held - held)
+            if turn.parts_with and turn.unit is not None:
+                leaving += self._leave({turn.unit})
             order = sorted(held - self._held, key=lambda number: number != turn.unit)
             coming = tuple((number, self._copy_seconds(self._units[number].weight_bytes)) for number in order)
             self._held = held

@@ -216,12 +216,7 @@ def make_loader(
     }
     if isinstance(dataset, IterableDataset):
         share = Share(batch_size, data, replica)
-        checked: dict[str, Any] = {"seed": sample_seed, "check_every": check_every}
-        stream = (
-            StepStream(dataset, batches, share, endless=True, **checked)
-            if length is None
-            else SizedStream(dataset, batches, share, length=length, **checked)
-        )
+        stream = _stream_of(dataset, batches, share, length, seed=sample_seed, check_every=check_every)
         return TimedLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
     if length is None:
         return TimedLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is, generator=generator)
@@ -239,6 +234,15 @@ def make_loader(
         return TimedLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is, generator=generator)
     steps = _Steps(dataset, batches, sample_seed)
     return TimedLoader(steps, batch_sampler=sampler, collate_fn=_as_it_is, **common)
+
+
+def _stream_of(
+    dataset: IterableDataset[Any], batches: Batches, share: Share, length: int | None, *, seed: int, check_every: int
+) -> StepStream:
+    """The steps of an iterable dataset, which restarts when it ends if its length is not known."""
+    if length is None:
+        return StepStream(dataset, batches, share, endless=True, seed=seed, check_every=check_every)
+    return SizedStream(dataset, batches, share, length=length, seed=seed, check_every=check_every)
 
 
 def _begin_worker(seed: int, worker: int) -> None:

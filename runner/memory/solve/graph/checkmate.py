@@ -6,6 +6,9 @@ value i is dropped in stage t after value k, and U[t, k] is the memory in bytes 
 
 Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. FREE must be whole
 numbers: otherwise the orders exceed the budget. It has the term of a value that is dropped right after it was computed.
+
+A graph may have optional runs that give the results of others, from values that are kept for them. That is how monet
+chooses what each layer keeps, in the same program; see :class:`.values.Value`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runner.memory.solve.graph.values import Graph, Order, replayed
+from runner.noise import silent_output
 
 __all__ = ["cheapest_order", "order_of_kept", "rounded_order"]
 
@@ -42,7 +46,7 @@ def cheapest_order(
     found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
     if found is None:
         return None
-    order = order_of_kept(graph, model.kept(found, 0.5))
+    order = order_of_kept(graph, model.kept(found, 0.5), model.run(found))
     return order if replayed(graph, order).peak_bytes <= budget else None
 
 
@@ -76,25 +80,44 @@ def rounded_order(
     return min(fitting)[1] if fitting else None
 
 
-def order_of_kept(graph: Graph, kept: Callable[[int, int], bool]) -> Order:
+def _never(stage: int, index: int) -> bool:
+    return False
+
+
+def order_of_kept(graph: Graph, kept: Callable[[int, int], bool], run: Callable[[int, int], bool] = _never) -> Order:
     """The order in which each stage computes only what it must, if it is known what is kept.
 
     Args:
         graph: the graph.
         kept: whether a value, the second argument, is kept from the stage before to a stage, the first argument.
+        run: whether an optional run, the second argument, is used in a stage, the first argument.
     """
     order: list[int] = []
     for stage, own in enumerate(graph.stages):
-        there = {i for i in range(own.start) if not graph.values[i].is_run and kept(stage, i)}
-        computed = set(own)
+        there = _kept_for(graph, stage, kept)
+        computed = {index for index in own if not graph.values[index].is_optional}
         if stage + 1 < len(graph.stages):
-            later = (i for i in range(own.start) if not graph.values[i].is_run and kept(stage + 1, i))
-            computed |= set(later) - there
+            computed |= _kept_for(graph, stage + 1, kept) - there
+        chosen = {each: other for other, each in graph.instead.items() if run(stage, other)}
         for index in range(own.stop - 1, -1, -1):
             if index in computed:
-                computed |= set(graph.values[index].needs) - there
+                needs = graph.values[index].needs
+                if not graph.values[index].is_run and not graph.values[index].is_optional:
+                    needs = tuple(chosen.get(need, need) for need in needs)
+                computed |= set(needs) - there
         order += sorted(computed)
     return tuple(order)
+
+
+def _kept_for(graph: Graph, stage: int, kept: Callable[[int, int], bool]) -> set[int]:
+    """The values that are there when a stage begins: backwards, which run once, until their last use."""
+    start = graph.stages[stage].start
+    return {
+        index
+        for index in range(start)
+        if (graph.users[index][-1:] >= (start,) if index in graph.backwards else kept(stage, index))
+        and not graph.values[index].is_run
+    }
 
 
 @dataclass
@@ -142,22 +165,36 @@ class _Model:
             whole[column] = whole_numbers and kind != "U"
             if kind == "R":
                 cost[column] = self._graph.values[index].seconds
-                low[column] = index in self._graph.stages[stage]
+                low[column], high[column] = self._bounds(stage, index)
             elif kind == "S" and self._graph.values[index].is_run:
                 high[column] = 0.0
         limits = {"time_limit": seconds, "mip_rel_gap": gap, **({} if nodes is None else {"node_limit": nodes})}
-        found = milp(
-            cost,
-            integrality=whole,
-            bounds=Bounds(low, high),
-            constraints=LinearConstraint(matrix, rows.low, rows.high),
-            options=limits,
-        )
+        with silent_output():
+            found = milp(
+                cost,
+                integrality=whole,
+                bounds=Bounds(low, high),
+                constraints=LinearConstraint(matrix, rows.low, rows.high),
+                options=limits,
+            )
         return None if found.x is None else np.asarray(found.x)
 
     def kept(self, found: np.ndarray, threshold: float) -> Callable[[int, int], bool]:
         """Whether a value is kept for a stage, by a solution."""
         return lambda stage, index: bool(found[self._columns["S", stage, index, 0]] >= threshold)
+
+    def run(self, found: np.ndarray) -> Callable[[int, int], bool]:
+        """Whether an optional run is used in a stage, by a solution."""
+        return lambda stage, index: (
+            ("R", stage, index, 0) in self._columns and bool(found[self._columns["R", stage, index, 0]] >= 0.5)
+        )
+
+    def _bounds(self, stage: int, index: int) -> tuple[float, float]:
+        """Whether a stage must compute a value, and whether it may; the backward of a layer runs once."""
+        value, is_own = self._graph.values[index], index in self._graph.stages[stage]
+        if not value.is_optional:
+            return float(is_own), float(is_own or index not in self._graph.backwards)
+        return 0.0, float(is_own != value.is_run)
 
     def _declare(self, stage: int) -> None:
         own = self._graph.stages[stage]
@@ -174,9 +211,19 @@ class _Model:
 
     def _follow(self, stage: int) -> None:
         """What is computed needs what is computed or kept; what is kept was computed or kept before."""
+        for run, others in self._graph.others.items():
+            if run in self._graph.stages[stage] and len(others) > 1:  # one of them at most has what it needs
+                left = {need for other in others for need in self._graph.values[other].needs}
+                optional = (need for need in left if self._graph.values[need].is_optional)
+                self._rows.add([(1.0, ("R", stage, need, 0)) for need in sorted(optional)], -np.inf, 1.0)
         for index in range(self._graph.stages[stage].stop):
-            for need in self._graph.values[index].needs:
-                self._rows.add([(1.0, ("R", stage, index, 0)), *self._there(stage, need)], -np.inf, 0.0)
+            value = self._graph.values[index]
+            for need in value.needs:
+                others = () if value.is_optional else self._graph.others.get(need, ())
+                there = [*self._there(stage, need), *((-1.0, ("R", stage, other, 0)) for other in others)]
+                self._rows.add([(1.0, ("R", stage, index, 0)), *there], -np.inf, 0.0)
+                if value.is_optional and self._graph.values[need].is_optional and stage + 1 < len(self._graph.stages):
+                    self._rows.add([(1.0, ("R", stage, index, 0)), (1.0, ("S", stage + 1, need, 0))], -np.inf, 1.0)
             if stage + 1 < len(self._graph.stages):
                 self._rows.add([(1.0, ("S", stage + 1, index, 0)), *self._there(stage, index)], -np.inf, 0.0)
 

@@ -7,13 +7,14 @@ So a row's transient bytes are the rest that leads to the peak that was counted;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from runner.memory.solve.second_run import recomputation
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.undivided import BackwardPeaks, undivided_peaks, whole_peaks, with_undivided
-from runner.memory.solve.values import GraphProgram
+from runner.memory.solve.values import GraphProgram, Rerun
 from runner.profile import LayerProfile
 
 __all__ = ["graph_rows"]
@@ -58,6 +59,11 @@ class _Play:
             self._sizes |= self._tensors.made(at)
         again = Counter(program.reruns)
         self._again = [again[program.first + at] for at in range(self._count)]
+        self._left = {  # by layer, what its first run leaves of its operators
+            at: layer.recomputation[preset]
+            for at, layer in enumerate(layers)
+            if (preset := program.leaves(program.first + at)) is not None
+        }
         self._hold_what_is_kept()
 
     def _hold_what_is_kept(self) -> None:
@@ -105,11 +111,12 @@ class _Play:
         if not times:
             return layer
         of_weights = layer.split_seconds[1]
-        more = times * layer.forward_seconds
+        spared = layer.forward_flops - self._left[at].recomputed_flops if at in self._left else 0.0
+        share = spared / layer.forward_flops if layer.forward_flops else 0.0
         return replace(
             layer,
-            backward_flops=layer.backward_flops + times * layer.forward_flops,
-            backward_seconds=layer.backward_seconds + more,
+            backward_flops=layer.backward_flops + times * layer.forward_flops - spared,
+            backward_seconds=layer.backward_seconds + (times - share) * layer.forward_seconds,
             weight_gradient_seconds=of_weights,
         )
 
@@ -121,8 +128,22 @@ class _Play:
         """What is kept from the first forward and counted in a layer's row."""
         if at == self._count:
             return self._inner(at) + self._tensors.counted_bytes(at)
-        graph = self._inner(at) if self._program.keeps_graph[at] else 0
-        return graph + self._tensors.counted_bytes(at) + self._copies(at)
+        return self._kept(at) + self._tensors.counted_bytes(at) + self._copies(at)
+
+    def _kept(self, at: int) -> int:
+        """What is kept from a layer's first run of what its autograd saves, and of its operators."""
+        return self._left_bytes(at) + (self._inner(at) if self._keeps_graph(at) else 0)
+
+    def _keeps_graph(self, at: int) -> bool:
+        return at == self._count or self._program.keeps_graph[at]
+
+    def _left_bytes(self, at: int) -> int:
+        """What a layer's first run leaves of its operators, besides what its autograd saves if that is kept, too."""
+        known = self._left.get(at)
+        if known is None:
+            return 0
+        saved = recomputation(self._chain[at], None).recomputed_bytes - known.recomputed_bytes
+        return known.kept_bytes - (saved if self._keeps_graph(at) else 0)
 
     def _copies(self, at: int) -> int:
         """Copies of running statistics, from which a layer is run again."""
@@ -147,10 +168,9 @@ class _Play:
         peaks = []
         for at, layer in enumerate(self._chain):
             alive = held + self._bytes((made & kept) | set(self._tensors.inputs(at)))
-            keeps_graph = at == self._count or self._program.keeps_graph[at]
             copies = self._copies(at) if at < self._count else 0
-            peaks.append(alive + copies + (self._with_graph(layer) if keeps_graph else self._without_graph(layer)))
-            held += copies + (self._inner(at) if keeps_graph else 0)
+            peaks.append(alive + copies + (self._leaving(at) if not self._keeps_graph(at) else self._with_graph(layer)))
+            held += copies + self._kept(at)
             made |= self._tensors.made(at).keys()
         return peaks
 
@@ -162,44 +182,73 @@ class _Play:
         known = layer.unsaved_forward_bytes
         return self._with_graph(layer) if known is None else min(known, self._with_graph(layer))
 
+    def _leaving(self, at: int) -> int:
+        """The peak of a first run that leaves outputs of operators, if any."""
+        layer = self._chain[at]
+        left = self._left[at].kept_bytes if at in self._left else 0
+        return min(self._without_graph(layer) + left, self._with_graph(layer))
+
     def _backward_peaks(self, saved: int, peaks: Sequence[BackwardPeaks]) -> list[int]:
         """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins.
 
         What later layers have left of gradients of weights is not counted.
         """
         found = [0] * len(self._chain)
-        storages = set(self._program.keeps) | self._tensors.leaving
-        graphs = {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]}
+        held = _Held(
+            set(self._program.keeps) | self._tensors.leaving,
+            {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]},
+            {at: self._left_bytes(at) for at in self._left},
+        )
         copies = sum(map(self._copies, range(self._count)))
         if self._loss is not None:
             found[self._count] = self._loss.backward_transient_bytes
         for at in range(self._count - 1, -1, -1):
-            found[at] = self._backward_of(at, peaks[at], storages, graphs, copies) - saved
+            found[at] = self._backward_of(at, peaks[at], held, copies) - saved
         return found
 
-    def _backward_of(
-        self, at: int, peaks: BackwardPeaks, storages: set[int], graphs: dict[int, int], copies: int
-    ) -> int:
+    def _backward_of(self, at: int, peaks: BackwardPeaks, held: _Held, copies: int) -> int:
         """The peak of what is done at a layer's backward; it changes what is alive to what is left then."""
         moment = self._program.backwards[at]
         gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._tensors.shared_gradient_bytes(at)
         peak = 0
         for rerun in moment.before:
             again = rerun.layer - self._program.first
-            row = self._chain[again]
-            running = self._with_graph(row) if rerun.keeps_graph else self._without_graph(row)
-            alive = self._alive(storages, graphs) + copies + gradient
-            peak = max(peak, alive + running + row.statistics_bytes)
-            storages |= set(rerun.keeps)
-            storages -= set(rerun.drops)
-            if rerun.keeps_graph:
-                graphs[again] = self._inner(again) + row.statistics_bytes  # its own copies are what autograd saves
-        storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
-        own = peaks.alone if self._is_end(at) else peaks.inner
-        peak = max(peak, self._alive(storages, graphs) + copies + gradient + own)
-        storages -= set(moment.drops)
-        graphs.pop(at, None)
+            alive = self._alive(held) + copies + gradient
+            peak = max(peak, alive + self._running_again(rerun) + self._chain[again].statistics_bytes)
+            held.storages = (held.storages | set(rerun.keeps)) - set(rerun.drops)
+            if rerun.given:
+                del held.left[again]
+            if rerun.keeps_graph:  # its own copies of statistics are what autograd saves
+                held.graphs[again] = self._inner(again) + self._chain[again].statistics_bytes
+        held.storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
+        own = peaks.alone if self._is_end(at) else peaks.beside(self._tensors.callers_used_bytes(at))
+        peak = max(peak, self._alive(held) + copies + gradient + own)
+        held.storages -= set(moment.drops)
+        held.graphs.pop(at, None)
         return peak
 
-    def _alive(self, storages: set[int], graphs: Mapping[int, int]) -> int:
-        return self._bytes(storages) + sum(graphs.values())
+    def _running_again(self, rerun: Rerun) -> int:
+        """The peak of a later run of a layer, without copies of its statistics."""
+        again = rerun.layer - self._program.first
+        row = self._chain[again]
+        running = self._with_graph(row) if rerun.keeps_graph else self._without_graph(row)
+        given = self._left[again].second_peak_bytes if rerun.given else None
+        return running if given is None else min(running, given)
+
+    def _alive(self, held: _Held) -> int:
+        return self._bytes(held.storages) + sum(held.graphs.values()) + sum(held.left.values())
+
+
+@dataclass
+class _Held:
+    """What is alive between the backwards of layers, besides copies of statistics.
+
+    Args:
+        storages: the storages of tensors between layers.
+        graphs: bytes of what else autograd saves, by layer.
+        left: bytes of outputs of operators that first runs have left, by layer.
+    """
+
+    storages: set[int]
+    graphs: dict[int, int]
+    left: dict[int, int]

@@ -28,6 +28,9 @@ class Value:
         transient_bytes: what its computation takes besides, for as long as it runs.
         is_run: whether it stands for a computation with several results, which need it: it takes no bytes itself, and
             is run again whenever one of them is computed again.
+        is_optional: whether it may never be computed. Such a run is none of its stage's, and is another way to the
+            results of an ordinary one, see :attr:`Graph.instead`. Any other such value is computed in its own stage or
+            never, and the run that needs it is its last use.
     """
 
     seconds: float
@@ -35,28 +38,37 @@ class Value:
     needs: tuple[int, ...] = ()
     transient_bytes: int = 0
     is_run: bool = False
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Values in topological order. Each of them must be computed at least once.
+    """Values in topological order. Each of them must be computed at least once, if it is not optional.
 
     Args:
         values: the values.
         ends: the last value of each stage. A stage computes its values for the first time, in order, and whatever it
             needs for them again. Empty = each value is a stage.
-        backward: for a forward value the value that runs its backward. Empty = those of :func:`training_graph`.
+        backward: for a forward value the value that runs its backward, and that is computed once: autograd runs no
+            backward again. Empty = those of :func:`training_graph`, which may be computed again like any other value.
+        instead: for an optional run the run whose results it gives, too.
     """
 
     values: tuple[Value, ...]
     ends: tuple[int, ...] = ()
     backward: Mapping[int, int] = field(default_factory=dict)
+    instead: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """The values that each stage computes for the first time."""
         ends = self.ends or tuple(range(len(self.values)))
         return tuple(range(before + 1, end + 1) for before, end in zip((-1, *ends), ends, strict=False))
+
+    @cached_property
+    def backwards(self) -> frozenset[int]:
+        """The values that run a backward and are computed once."""
+        return frozenset(self.backward.values())
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -67,10 +79,18 @@ class Graph:
                 found[need].append(index)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def others(self) -> Mapping[int, tuple[int, ...]]:
+        """For each run that has some, the optional runs with the same results."""
+        found: dict[int, list[int]] = {}
+        for other, run in self.instead.items():
+            found.setdefault(run, []).append(other)
+        return {run: tuple(others) for run, others in found.items()}
+
     @property
     def once(self) -> Order:
-        """The order that computes every value once."""
-        return tuple(range(len(self.values)))
+        """The order that computes every value once, and no optional one."""
+        return tuple(index for index, value in enumerate(self.values) if not value.is_optional)
 
 
 class Cost(NamedTuple):
@@ -91,19 +111,20 @@ def replayed(graph: Graph, order: Sequence[int]) -> Cost:
     Raises:
         ValueError: a value is used before it is computed, or after it was dropped, or never computed.
     """
-    if len(set(order)) < len(graph.values):
-        raise ValueError(f"values {sorted(set(range(len(graph.values))) - set(order))} are never computed")
+    if missing := set(graph.once) - set(order):
+        raise ValueError(f"values {sorted(missing)} are never computed")
     last_use = last_uses(graph, order)
     alive: dict[int, int] = {}  # value -> the position of its last use before it is computed again
     seconds, held, peak = 0.0, 0, 0
     for position, index in enumerate(order):
         value = graph.values[index]
         seconds += value.seconds
-        if index not in alive:
+        made = graph.instead.get(index, index)
+        if made not in alive:
             held += value.num_bytes
-        alive[index] = last_use[position]
+        alive[made] = last_use[position]
         peak = max(peak, held + value.transient_bytes)
-        for each in {index, *value.needs}:
+        for each in {made, *value.needs}:
             if each not in alive:
                 raise ValueError(f"value {index} needs {each}, which is not there")
             if alive[each] <= position:
@@ -118,7 +139,7 @@ def last_uses(graph: Graph, order: Sequence[int]) -> list[int]:
     found = [0] * len(order)
     for position in range(len(order) - 1, -1, -1):
         index = order[position]
-        found[position] = latest.pop(index, position)
+        found[position] = latest.pop(graph.instead.get(index, index), position)
         for need in graph.values[index].needs:
             latest.setdefault(need, position)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from runner.memory.solve.offload import Offload, chain_program, moving
+from runner.memory.solve.offload import Offload, chain_program, move_all, moving
 from runner.memory.solve.strategies.auto import STRATEGY as AUTO
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
@@ -36,7 +36,7 @@ def _offers(chain: StageChain) -> Iterator[Candidate]:
 
 OFFLOAD = Offload(
     "auto",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="the strategies among which it chooses",
     about="for each stage the fastest program of all offload strategies and activation policies under memory_limit",
     candidates=_candidates,

@@ -10,6 +10,9 @@ The scores of AutoSwap (Zhang et al. 2019), from the time in which a layer's ten
 The layers are ranked by weighted sums of the four, each divided by its largest value. AutoSwap finds the weights by
 Bayesian optimization of one program; here every weighted sum of a fixed list gives programs of all lengths, and the
 choice under the budget takes the best one.
+
+Its other half is an allocator, SmartPool, that knows the lifetimes of all tensors:
+:mod:`runner.memory.solve.static_arena` plans it, and the plan tells its size.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from runner.memory.solve.offload import Offload, moving, prefixes
+from runner.memory.solve.offload import Offload, move_all, prefixes
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
 
@@ -126,8 +129,9 @@ def _weights() -> Iterator[tuple[float, ...]]:
 
 OFFLOAD = Offload(
     "autoswap",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Zhang et al. 2019, Efficient Memory Management for GPU-based Deep Learning Systems (AutoSwap)",
     about="the layers that are ranked first by weighted scores of their absence, as few as fit into memory_limit",
     candidates=_candidates,
+    plans_arena=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.memory.solve.offload import Offload, moving, prefixes
+from runner.memory.solve.offload import Offload, move_all, prefixes
 from runner.memory.solve.planned_moves import planned_moves, with_neighbours
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
@@ -19,7 +19,7 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
 
 OFFLOAD = Offload(
     "dp",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Beaumont et al. 2020, Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training",
     about="the layers whose moves cost least time under memory_limit and the link's speed, by dynamic programming",
     candidates=_candidates,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.offload import Offload, moving, prefixes
+from runner.memory.solve.offload import Offload, first_layers, move_all
 
 __all__ = ["OFFLOAD"]
 
 
 OFFLOAD = Offload(
     "greedy",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Beaumont et al. 2020, Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training",
     about="the first layers are moved, as few as fit into memory_limit: they are away for the longest time",
-    candidates=lambda chain, program: prefixes("greedy", program, chain.indices),
+    candidates=first_layers("greedy"),
 )

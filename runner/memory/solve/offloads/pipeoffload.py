@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.offload import Offload, moving, prefixes
+from runner.memory.solve.offload import Offload, first_layers, move_all
 
 __all__ = ["OFFLOAD"]
 
 
 OFFLOAD = Offload(
     "pipeoffload",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Wan et al. 2025, PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization",
     about="the first layers of the stages whose micro-batches wait longest are moved, as few as fit into memory_limit",
-    candidates=lambda chain, program: prefixes("pipeoffload", program, chain.indices),
+    candidates=first_layers("pipeoffload"),
     by_lifetime=True,
 )

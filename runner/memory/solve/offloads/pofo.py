@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.memory.solve.offload import Offload, moving
+from runner.memory.solve.offload import Offload, move_all
 from runner.memory.solve.offloads.dp import OFFLOAD as DP
 from runner.memory.solve.planned_moves import planned_moves, with_neighbours
 from runner.memory.solve.strategies.none import STRATEGY as NONE
@@ -25,7 +25,7 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
 
 OFFLOAD = Offload(
     "pofo",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Beaumont et al. 2021, Efficient Combination of Rematerialization and Offloading for Training DNNs",
     about="what is moved and what is computed again, whichever takes least time, under memory_limit",
     candidates=_candidates,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import product
 
-from runner.memory.solve.offload import Offload, moving
+from runner.memory.solve.offload import Offload, move_all
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, Price, Segment, StageChain
 
@@ -108,7 +108,7 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
 
 OFFLOAD = Offload(
     "swapadvisor",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Huang et al. 2020, SwapAdvisor: Pushing Deep Learning Beyond the GPU Memory Limit via Smart Swapping",
     about="what is kept, moved or run again is found by a genetic search over the plan's own prediction",
     candidates=_candidates,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.memory.solve.offload import Offload, moving
+from runner.memory.solve.offload import Offload, move_all
 from runner.memory.solve.offloads.vdnn_dynamic import choices
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
@@ -20,7 +20,7 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
 
 OFFLOAD = Offload(
     "vdnn_pp",
-    lambda chain, program: moving(program, chain.indices),
+    move_all,
     source="Shriram et al. 2019, Dynamic Memory Management for GPU-based Training of Deep Neural Networks (vDNN++)",
     about="as vdnn_dynamic, but layers do not wait until what the layer before has saved has left the device",
     candidates=_candidates,

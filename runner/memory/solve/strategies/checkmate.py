@@ -14,51 +14,64 @@ from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
 
-__all__ = ["STRATEGY"]
+__all__ = ["MOST_LAYERS", "STRATEGY", "programs_under", "refuse_long_stages"]
 
 _BUDGETS = 20  # programs are solved for these equal parts of the plain peak
 _GAP = 0.01
 _NODES = 2000  # of the solver's tree: not a time, so that every rank finds the same
 _UNLIMITED = 1e6  # seconds
-_MOST_LAYERS, _MOST_LAYERS_ROUNDED = 20, 32
+MOST_LAYERS = 20
+"""Layers of a stage beyond which the solver may take hours."""
+_MOST_LAYERS_ROUNDED = 32
 
 
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
     """The program that keeps everything, and the cheapest ones of less and less memory."""
     rounding = bool(chain.options.get("rounding", False))
-    _refuse_long_stages(chain, rounding=rounding)
+    refuse_long_stages(chain, "checkmate", _MOST_LAYERS_ROUNDED if rounding else MOST_LAYERS)
     name = "checkmate rounding" if rounding else "checkmate"
     yield Candidate(name, (Segment(chain.first, chain.last),))
     stage = graph_of(chain)
-    yield from (Candidate(name, program) for program in dict.fromkeys(_programs(stage, chain.in_flight, rounding)))
+    programs = dict.fromkeys(programs_under(stage, chain.in_flight, rounding=rounding))
+    yield from (Candidate(name, program) for program in programs)
 
 
-def _programs(stage: StageGraph, in_flight: int, rounding: bool) -> Iterator[Program]:
-    """A program for each part of the plain peak, down to the first one in which there is none."""
+def programs_under(
+    stage: StageGraph, in_flight: int, *, rounding: bool = False, nodes: int = _NODES
+) -> Iterator[Program]:
+    """A program for each part of the plain peak, down to the first one in which there is none.
+
+    Args:
+        stage: the stage.
+        in_flight: the most micro-batches whose saved tensors are alive at once.
+        rounding: whether the relaxed program is solved, and rounded.
+        nodes: limit of the solver's tree.
+    """
     others = sum(value.num_bytes for value in stage.graph.values[: stage.num_forward])
     most = replayed(stage.graph, stage.graph.once).peak_bytes + (in_flight - 1) * others
     for part in range(_BUDGETS - 1, 0, -1):
-        order = _order(stage, most * part // _BUDGETS, in_flight, rounding)
+        order = _order(stage, most * part // _BUDGETS, in_flight, rounding, nodes)
         if order is None:
             return
         yield program_of_order(stage, order)
 
 
-def _order(stage: StageGraph, budget: int, in_flight: int, rounding: bool) -> Order | None:
+def _order(stage: StageGraph, budget: int, in_flight: int, rounding: bool, nodes: int) -> Order | None:
     from runner.memory.solve.graph.checkmate import cheapest_order, rounded_order
 
     if rounding:
         return rounded_order(stage.graph, budget, seconds=_UNLIMITED, in_flight=in_flight)
-    return cheapest_order(stage.graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=_NODES, in_flight=in_flight)
+    return cheapest_order(stage.graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight)
 
 
-def _refuse_long_stages(chain: StageChain, *, rounding: bool) -> None:
-    most, count = _MOST_LAYERS_ROUNDED if rounding else _MOST_LAYERS, len(chain.layers)
+def refuse_long_stages(chain: StageChain, name: str, most: int) -> None:
+    """Raise a RequestError that names the strategy if a stage has more layers than its solver can plan."""
+    count = len(chain.layers)
     if count > most:
         why = f"The layers {chain.first} .. {chain.last} are a stage of {count}, for which the solver may take hours"
         rule = f"must not plan stages of more than {most} layers"
         fix = "activation_checkpoint=kusumoto or rotor, or more stages"
-        raise RequestError([Problem(f"{SECTION}.name", "checkmate", rule, why, fix)])
+        raise RequestError([Problem(f"{SECTION}.name", name, rule, why, fix)])
 
 
 STRATEGY = Strategy(

@@ -50,7 +50,7 @@ def pools(chain: StageChain, score: str, kind: type[EvictingProgram]) -> Iterato
     """
     stage = graph_of(chain)
     most = replayed(stage.graph, stage.graph.once).peak_bytes
-    saved = chain.in_flight * sum(layer.saved_bytes for layer in chain.layers)
+    saved = chain.in_flight * max(0, sum(layer.saved_bytes for layer in chain.layers) - chain.layers[-1].output_bytes)
     for part in range(_BUDGETS - 1, 0, -1):
         budget = most * part // _BUDGETS
         order = _order(stage, budget, budget, score, Arena(budget)) if kind is ArenaProgram else None

@@ -5,13 +5,13 @@ Source: Kim et al., BPipe, 2023. Rank x of the first half is paired with rank D-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.lending import Loan, with_loans
+from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "bpipe", "most_kept"]
 
@@ -29,36 +29,8 @@ def bpipe(ranks: int, microbatches: int) -> Schedule:
         microbatches: any number.
     """
     order = one_f_one_b(ranks, microbatches)
-    lending = [
-        tuple(_with_moves(row, host=ranks - 1 - rank, most=most_kept(ranks)))
-        for rank, row in enumerate(order.actions[: ranks // 2])
-    ]
-    return replace(order, name="bpipe", actions=(*lending, *order.actions[ranks // 2 :]))
-
-
-def _with_moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Action]:
-    """Add moves to a lender's list: if room is short, the youngest micro-batch leaves until an action before its B."""
-    kept: list[int] = []
-    away: set[int] = set()
-    for index, action in enumerate(row):
-        soon = {each.microbatch for each in row[index : index + 2] if each.op is Op.B}
-        coming = [microbatch for microbatch in away if microbatch in soon]
-        room = most - len(coming) - (action.op is Op.F)
-        while len(kept) > room:
-            youngest = max(microbatch for microbatch in kept if microbatch not in soon)
-            kept.remove(youngest)
-            away.add(youngest)
-            yield Action(Op.OUT, action.stage, youngest, peer=host)
-        for microbatch in coming:
-            kept.append(microbatch)
-            away.remove(microbatch)
-            yield Action(Op.IN, action.stage, microbatch, peer=host)
-        yield action
-        assert action.microbatch is not None  # every compute action has one
-        if action.op is Op.F:
-            kept.append(action.microbatch)
-        else:
-            kept.remove(action.microbatch)
+    loans = [Loan(rank, ranks - 1 - rank, most_kept(ranks)) for rank in range(ranks // 2)]
+    return replace(with_loans(order, loans), name="bpipe")
 
 
 SPEC = ScheduleSpec(

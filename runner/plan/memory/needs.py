@@ -1,0 +1,41 @@
+"""What a rank's memory needs depend on besides the layers and the schedule: updates, sharing, and copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.memory.extra import ExtraCopies
+from runner.plan.memory.zero import ZeroSharing
+
+__all__ = ["MemoryNeeds"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Inputs of a memory prediction besides the layers and the schedule.
+
+    Args:
+        batch_samples: number of samples of one optimizer step on one replica.
+        temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`; by default those of Adam and
+            similar optimizers.
+        sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
+        states_over: number of replicas over which only the optimizer's states are sharded.
+        flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
+        accelerated: whether the device has its own memory, separate from the host's.
+        extra: for each stage, what is held of its weights besides the newest ones; empty: the older versions that the
+            schedule reads.
+        backup: whether each rank keeps a copy of its weights and optimizer states, for post-validation.
+        copied_by: number of replicas that share a copy of each stage's weights and states in the host's memory while
+            they save it in the background; None if checkpoints are not saved in the background.
+    """
+
+    batch_samples: int
+    temporaries: int = 2
+    lingering: int = 0
+    sharing: ZeroSharing | None = None
+    states_over: int = 1
+    flattened: int = 0
+    accelerated: bool = True
+    extra: tuple[ExtraCopies, ...] = ()
+    backup: bool = False
+    copied_by: int | None = None
