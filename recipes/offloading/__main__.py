@@ -1,6 +1,7 @@
 """Tables of offload strategies under one budget and links of several speeds, in one command.
 
 python -m runner.recipes.offloading [--models GPT U-Net …] [--share S] [--links …] [--steps N] [--write-readme]
+    [--out FILE] [--read FILE …]
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def document(names: Sequence[str], share: float, links: Sequence[float], steps: 
     return {**told, "date": datetime.now(UTC).date().isoformat(), "models": found}
 
 
+def _read(files: Sequence[Path]) -> dict[str, Any]:
+    """What several calls have written of different models, as one document."""
+    documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    models = {name: found for each in documents for name, found in each["models"].items()}
+    return {**documents[-1], "models": models}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print the tables or write them."""
     parser = argparse.ArgumentParser(prog="python -m runner.recipes.offloading")
@@ -43,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.4, help="the budget, as a part of the plain peak")
     parser.add_argument("--links", nargs="+", type=float, default=list(_LINKS), help="bytes per second")
     parser.add_argument("--steps", type=int, default=0, help="steps that are timed; 0: bytes alone are measured")
+    parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: take what --out has written")
     parser.add_argument("--out", type=Path, help="a file for the figures as JSON")
     parser.add_argument("--write-readme", action="store_true", help="put the tables into the recipe's README")
     asked = parser.parse_args(arguments)
-    made = document(asked.models, asked.share, asked.links, asked.steps)
+    made = _read(asked.read) if asked.read else document(asked.models, asked.share, asked.links, asked.steps)
     if asked.out is not None:
         asked.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if asked.write_readme:

@@ -28,41 +28,47 @@ from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ActivationPlan, ChainProgram, Segment, StageChain
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
-from runner.model.seeds import mix_seed
+from runner.model.seeds import mix_seed, seed_torch
 from runner.plan.choices import ProgramChoice, program_cost
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
+from runner.recipes.rematerialization.paced import STEP_SECONDS, paced, step_flops, with_flops_as_seconds
 
-__all__ = ["FLOPS_PER_SECOND", "measure"]
+__all__ = ["FLOPS_PER_SECOND", "Bench", "measure"]
 
 FLOPS_PER_SECOND = 2e10
-"""The speed of the device for which programs are chosen if no times are measured."""
+"""The speed of the device for which programs are chosen."""
 
 _SCALARS = 64  # bytes that are left for the loss and its gradient, which no prediction counts
 
 
 def _compared() -> dict[str, Strategy]:
-    """The strategies by what an override says: rotor alone, which moves nothing, and every offload strategy."""
+    """The strategies by what an override says: rotor alone, which moves nothing, and every offload strategy
+    but those that need several ranks."""
     kept = STRATEGIES["none"]
-    offloads = {f"offload.activations={name}": offload.over(kept) for name, offload in OFFLOADS.items()}
+    alone = {name: each for name, each in OFFLOADS.items() if not (each.lends or each.recuts)}
+    offloads = {f"offload.activations={name}": offload.over(kept) for name, offload in alone.items()}
     return {"activation_checkpoint=rotor": STRATEGIES["rotor"], **offloads}
 
 
-def measure(task: Task, *, share: float, links: Sequence[float], steps: int = 0) -> dict[str, Any]:
+def measure(
+    task: Task, *, share: float, links: Sequence[float], steps: int = 0, step_seconds: float = STEP_SECONDS
+) -> dict[str, Any]:
     """The document of one model: for each link the rows of all strategies.
 
     Args:
         task: the model.
         share: the budget, as a part of the peak of the run that keeps everything.
         links: speeds of the link in bytes per second.
-        steps: steps of which the median time is taken; 0: no times are measured, and programs are chosen for a device
-            of :data:`FLOPS_PER_SECOND`.
+        steps: steps of which the median time is taken, on a device and a link that are slower by one factor, see
+            :func:`runner.recipes.rematerialization.paced.paced`; 0: no times are measured.
+        step_seconds: seconds of a step that keeps everything on that device.
 
     Raises:
         RuntimeError: a program's gradients or running statistics are not those of the run that keeps everything.
     """
-    bench = _Bench(task, steps)
+    bench = Bench(task, steps, step_seconds)
     budget = round(share * bench.plain.peak_bytes)
     rows = {f"{link:g}": list(bench.rows(budget, link)) for link in links}
     told = {"layers": bench.chain.last + 1, "plain_bytes": bench.plain.peak_bytes, "budget": budget, "steps": steps}
@@ -84,27 +90,30 @@ class _Run:
     result: tuple[Tensor, ...]
 
 
-class _Bench:
+class Bench:
     """A model as one stage.
 
     Attributes:
         chain: the stage's layers.
+        whole: the program that keeps everything.
         plain: the run that keeps everything.
-        plain_seconds: its seconds, measured or by FLOPs.
+        plain_seconds: the seconds that are predicted for it.
     """
 
-    def __init__(self, task: Task, steps: int) -> None:
+    def __init__(self, task: Task, steps: int = 0, step_seconds: float = STEP_SECONDS) -> None:
         torch.manual_seed(0)
         sources = layers_of(task.build(), 0)
         profile = profile_layers(sources, *task.batch, task.loss, torch.float32)
-        self._task, self._steps = task, steps
+        self._task, self._steps, self._step_seconds = task, steps, step_seconds
         self._stage = build_stage(sources, 0, len(sources) - 1)
-        self._whole: ChainProgram = (Segment(0, len(sources) - 1),)
+        self.whole: ChainProgram = (Segment(0, len(sources) - 1),)
         self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
-        self.plain = self._run(self._whole, None)
-        flops = sum(row.forward_flops + row.backward_flops for row in (*profile.layers, profile.loss))
-        self.plain_seconds = self._seconds(self._whole, None) if steps else flops / FLOPS_PER_SECOND
-        self.chain = replace(self.chain, profile=_by_flops(profile, self.plain_seconds / flops))
+        self.plain = self._run(self.whole, None)
+        self.chain = replace(self.chain, profile=with_flops_as_seconds(profile, FLOPS_PER_SECOND))
+        self.plain_seconds = step_flops(profile) / FLOPS_PER_SECOND
+        if steps:
+            slow = paced(sources, profile, task.batch, task.loss, step_seconds)
+            self._slow_stage = build_stage(slow, 0, len(sources) - 1)
 
     def rows(self, budget: int, link: float) -> Iterator[dict[str, Any]]:
         """The rows of all strategies that do not refuse the model, as one for convolutions refuses a GPT."""
@@ -112,10 +121,15 @@ class _Bench:
             with suppress(RequestError):
                 yield self.row(name, strategy, budget, link)
 
-    def row(self, name: str, strategy: Strategy, budget: int, link: float) -> dict[str, Any]:
-        """What a strategy chooses and what it costs; ``measured_…`` is counted or timed, and absent if it is not."""
+    def solved(self, strategy: Strategy, budget: int, link: float) -> tuple[StageChain, ChainProgram]:
+        """The stage with a budget and a link, and the program that a strategy chooses for it."""
         chain = replace(self.chain, budget_bytes=budget - _SCALARS, copy_seconds=lambda size: size / link)
         program = chain_program(ProgramChoice()(chain, strategy)[0]) if strategy.chooses else strategy(chain)
+        return chain, program
+
+    def row(self, name: str, strategy: Strategy, budget: int, link: float) -> dict[str, Any]:
+        """What a strategy chooses and what it costs; ``measured_…`` is counted or timed, and absent if it is not."""
+        chain, program = self.solved(strategy, budget, link)
         price, run = program_cost(chain, program), self._run(program, link)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
             raise RuntimeError(f"{name}: gradients or running statistics differ")
@@ -123,7 +137,7 @@ class _Bench:
             "strategy": name,
             "fits": price.peak_bytes <= budget - _SCALARS,
             "moved_layers": sum(each.moved for each in program),
-            "forwards_again": forwards(program) - forwards(self._whole),
+            "forwards_again": forwards(program) - forwards(self.whole),
             "predicted_bytes": price.peak_bytes,
             "measured_bytes": run.peak_bytes,
             "predicted_moved": 2 * price.moved_bytes,
@@ -131,11 +145,11 @@ class _Bench:
             "predicted_time": price.seconds / self.plain_seconds,
         }
         if self._steps:
-            found["measured_time"] = self._seconds(program, link) / self.plain_seconds
+            found["measured_time"] = self._seconds(program, link) / self._step_seconds
         return found
 
     def _run(self, program: ChainProgram, link: float | None) -> _Run:
-        stage, mover, step = self._prepared(program, link)
+        stage, mover, step = self.prepared(program, link)
         with LiveTracker() as tracker:
             step()
         if mover is not None:
@@ -144,9 +158,10 @@ class _Bench:
         result = tuple(value for value in (*gradients, *stage.buffers()) if value is not None)
         return _Run(tracker.peak, mover.bytes_moved if mover is not None else 0, result)
 
-    def _seconds(self, program: ChainProgram, link: float | None) -> float:
-        """The median seconds of a step, after one that is not counted."""
-        _, _, step = self._prepared(program, link)
+    def _seconds(self, program: ChainProgram, link: float) -> float:
+        """The median seconds of a step on the slow device, beside a link that is slower by the same factor."""
+        slow_link = link * self.plain_seconds / self._step_seconds
+        _, _, step = self.prepared(program, slow_link, self._slow_stage)
         found = []
         for _ in range(self._steps + 1):
             start = time.perf_counter()
@@ -154,9 +169,17 @@ class _Bench:
             found.append(time.perf_counter() - start)
         return median(found[1:])
 
-    def _prepared(self, program: ChainProgram, link: float | None) -> tuple[StageModule, Mover | None, _Step]:
-        """A copy of the stage with the program, what moves its tensors, and a function that runs a step."""
-        stage, task = copy.deepcopy(self._stage), self._task
+    def prepared(
+        self, program: ChainProgram, link: float | None, source: StageModule | None = None
+    ) -> tuple[StageModule, Mover | None, _Step]:
+        """A copy of a stage with the program, what moves its tensors, and a function that runs a step.
+
+        Args:
+            program: of all layers.
+            link: the link's bytes per second; None: it is not slowed down.
+            source: the stage; None: the one whose layers do not wait.
+        """
+        stage, task = copy.deepcopy(source or self._stage), self._task
         for parameter in stage.parameters():
             parameter.grad = torch.zeros_like(parameter)
         offload = _offload(self.chain.profile, program, link)
@@ -190,14 +213,4 @@ def _offload(profile: ModelProfile, program: ChainProgram, link: float | None) -
 
 
 def _seed_layer(index: int) -> None:
-    torch.manual_seed(mix_seed(0, index))
-
-
-def _by_flops(profile: ModelProfile, seconds_per_flop: float) -> ModelProfile:
-    """The profile with seconds that are in proportion to FLOPs."""
-
-    def of(layer: LayerProfile) -> LayerProfile:
-        forward, backward = layer.forward_flops * seconds_per_flop, layer.backward_flops * seconds_per_flop
-        return replace(layer, forward_seconds=forward, backward_seconds=backward)
-
-    return replace(profile, layers=tuple(map(of, profile.layers)), loss=of(profile.loss))
+    seed_torch(mix_seed(0, index))

@@ -6,7 +6,6 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,17 +16,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.errors import RequestError
 from runner.memory.apply.install import install
+from runner.memory.apply.operators import InPlaceError
 from runner.memory.solve.graph.evicting import SCORES
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth, forwards
 from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
-from runner.model.seeds import mix_seed
+from runner.model.seeds import mix_seed, seed_torch
 from runner.plan.choices import ProgramChoice, program_cost
-from runner.profile import LayerProfile, ModelProfile
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
+from runner.recipes.rematerialization.paced import STEP_SECONDS, paced, with_flops_as_seconds
 
 __all__ = ["BUDGETED", "BUDGETS", "STRATEGIES", "measure"]
 
@@ -61,6 +61,7 @@ BUDGETED: Mapping[str, PolicyOptions] = {
     "kusumoto approximate": PolicyOptions("kusumoto", approximate=True),
     "checkmate": PolicyOptions("checkmate"),
     "checkmate rounding": PolicyOptions("checkmate", rounding=True),
+    "monet": PolicyOptions("monet"),
     "treewidth": PolicyOptions("treewidth"),
     **{f"dtr {score}": PolicyOptions("dtr", score=score) for score in SCORES},
     "coop": PolicyOptions("coop"),
@@ -68,7 +69,13 @@ BUDGETED: Mapping[str, PolicyOptions] = {
 }
 """Strategies that choose under a budget, by what a table shows."""
 
-_TIMED = 7  # runs of each program of which the median counts
+_PARTS_OF_LAYERS = (
+    "coop",
+    "monet",
+    "rockmate",
+)  # they run operators again, while a slow device's layers wait as wholes
+
+_TIMED = 3  # runs of each program of which the median counts
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ def measure(
         strategies: by name; each is one program.
         budgets: the number of budgets.
         budgeted: names of strategies that choose under a budget, see :data:`BUDGETED`.
-        timed: whether steps are timed, which says something on a machine that does nothing else.
+        timed: whether steps are timed, on a slow device, see :func:`runner.recipes.rematerialization.paced.paced`.
 
     Raises:
         RuntimeError: a program's gradients or running statistics are not those without a strategy.
@@ -122,6 +129,8 @@ def measure(
             chosen[name] = [bench.under(name, budget) for budget in grid]
         except RequestError as error:
             refused[name] = " ".join(problem.line() for problem in error.problems)
+        except InPlaceError as error:
+            refused[name] = f"{error}."
     told = {"strategies": found, "budgets": chosen, "refused": refused}
     return {"layers": bench.chain.last + 1, "plain_bytes": plain, **told}
 
@@ -137,9 +146,12 @@ class _Bench:
     def __init__(self, task: Task, *, timed: bool) -> None:
         torch.manual_seed(0)
         sources = layers_of(task.build(), 0)
-        profile = _by_flops(profile_layers(sources, *task.batch, task.loss, torch.float32))
+        profile = with_flops_as_seconds(profile_layers(sources, *task.batch, task.loss, torch.float32), 1.0)
         self._task, self._timed = task, timed
         self._stage = build_stage(sources, 0, len(sources) - 1)
+        if timed:
+            slow = paced(sources, profile, task.batch, task.loss, STEP_SECONDS)
+            self._slow_stage = build_stage(slow, 0, len(sources) - 1)
         self._choosing: dict[str, ProgramChoice] = {}
         self._whole = (Segment(0, len(sources) - 1),)
         self._rows: dict[Program, dict[str, int | float]] = {}
@@ -155,34 +167,36 @@ class _Bench:
         told = {"budget": budget, "strategy": choice.chosen.name}
         if choice.chosen.peak_bytes > budget - _SCALARS:
             return {**told, "least_bytes": choice.chosen.peak_bytes}
-        return {**told, **self.row(program)}
+        return {**told, **self.row(program, timed=name not in _PARTS_OF_LAYERS)}
 
-    def row(self, program: Program) -> dict[str, int | float]:
-        """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer."""
-        if program not in self._rows:
-            self._rows[program] = self._measured(program)
+    def row(self, program: Program, *, timed: bool = True) -> dict[str, int | float]:
+        """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer.
+
+        Args:
+            program: what is run.
+            timed: whether its steps are timed if steps are.
+        """
+        timed = timed and self._timed
+        if program not in self._rows or timed > ("measured_seconds" in self._rows[program]):
+            self._rows[program] = self._measured(program, timed=timed)
         return self._rows[program]
 
-    @cached_property
-    def _plain_seconds(self) -> float:
-        return self._seconds(self._whole)
-
     def _seconds(self, program: Program) -> float:
-        """The median seconds of a forward and backward, after one that is not counted."""
-        prepared, found = _prepared(self._stage, program), []
+        """The median seconds of a forward and backward on the slow device, after one that is not counted."""
+        prepared, found = _prepared(self._slow_stage, program), []
         for _ in range(1 + _TIMED):
             began = perf_counter()
             _step(prepared, self._task)
             found.append(perf_counter() - began)
         return median(found[1:])
 
-    def _measured(self, program: Program) -> dict[str, int | float]:
+    def _measured(self, program: Program, *, timed: bool) -> dict[str, int | float]:
         predicted, flops, _ = program_cost(self.chain, program)
         plain_flops = program_cost(self.chain, self._whole).seconds
         run = _run(self._stage, self._task, program)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
             raise RuntimeError("gradients or running statistics differ")
-        seconds = {"measured_seconds": self._seconds(program) / self._plain_seconds} if self._timed else {}
+        seconds = {"measured_seconds": self._seconds(program) / STEP_SECONDS} if timed else {}
         return {
             **seconds,
             "predicted_bytes": predicted + _LOSS,
@@ -226,13 +240,4 @@ def _step(stage: StageModule, task: Task) -> None:
 
 
 def _seed_layer(index: int) -> None:
-    torch.manual_seed(mix_seed(0, index))
-
-
-def _by_flops(profile: ModelProfile) -> ModelProfile:
-    """The profile with FLOPs for seconds, so that no figure depends on what else the machine does."""
-
-    def of(layer: LayerProfile) -> LayerProfile:
-        return replace(layer, forward_seconds=layer.forward_flops, backward_seconds=layer.backward_flops)
-
-    return replace(profile, layers=tuple(map(of, profile.layers)), loss=of(profile.loss))
+    seed_torch(mix_seed(0, index))

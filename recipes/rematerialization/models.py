@@ -160,15 +160,16 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def _pictures(classes: int, size: int, *, of_pixels: bool) -> tuple[Tensor, Tensor]:
+def _pictures(samples: int, classes: int, size: int, targets: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     generator = _generator()
-    targets = (8, size, size) if of_pixels else (8,)
-    return torch.randn(8, 3, size, size, generator=generator), torch.randint(classes, targets, generator=generator)
+    pictures = torch.randn(samples, 3, size, size, generator=generator)
+    return pictures, torch.randint(classes, (samples, *targets), generator=generator)
 
 
-def _ids(words: int, length: int, targets: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _ids(samples: int, words: int, length: int, targets: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     generator = _generator()
-    return torch.randint(words, (8, length), generator=generator), torch.randint(words, targets, generator=generator)
+    ids = torch.randint(words, (samples, length), generator=generator)
+    return ids, torch.randint(words, (samples, *targets), generator=generator)
 
 
 def _malevich() -> nn.Sequential:
@@ -178,11 +179,13 @@ def _malevich() -> nn.Sequential:
     )  # fmt: skip
 
 
-MODELS: Mapping[str, Callable[[], Task]] = {
-    "ResNet": lambda: Task(_resnet, _pictures(10, 32, of_pixels=False), nn.functional.cross_entropy),
-    "GPT": lambda: Task(lambda: gpt.build(64, 32, 64, 12, 4, 0.1), _ids(64, 32, (8, 32)), _tokens_loss),
-    "LSTM": lambda: Task(_lstm, _ids(50, 48, (8,)), nn.functional.cross_entropy),
-    "U-Net": lambda: Task(_unet, _pictures(2, 32, of_pixels=True), nn.functional.cross_entropy),
-    "ruDALL-E": lambda: Task(_malevich, _ids(128, 31, (8, 31)), weighted_cross_entropy),
+MODELS: Mapping[str, Callable[..., Task]] = {
+    "ResNet": lambda samples=8: Task(_resnet, _pictures(samples, 10, 32), nn.functional.cross_entropy),
+    "GPT": lambda samples=8: Task(
+        lambda: gpt.build(64, 32, 64, 12, 4, 0.1), _ids(samples, 64, 32, (32,)), _tokens_loss
+    ),
+    "LSTM": lambda samples=8: Task(_lstm, _ids(samples, 50, 48), nn.functional.cross_entropy),
+    "U-Net": lambda samples=8: Task(_unet, _pictures(samples, 2, 32, (32, 32)), nn.functional.cross_entropy),
+    "ruDALL-E": lambda samples=8: Task(_malevich, _ids(samples, 128, 31, (31,)), weighted_cross_entropy),
 }
-"""By name; sizes are those with which a machine without an accelerator takes a step in milliseconds."""
+"""By name, for a number of samples; with 8, a machine without an accelerator takes a step in milliseconds."""

@@ -35,7 +35,7 @@ def _figures(row: Mapping[str, Any], plain: int) -> list[str]:
     """The cells of :data:`_HEADER`, and the time if it was measured."""
     peaks = [f"{row['predicted_bytes']:,}", f"{row['measured_bytes']:,}", f"{row['measured_bytes'] / plain:.3f}"]
     again = [str(row["predicted_forwards"]), str(row["measured_forwards"])]
-    time = [f"{row['measured_seconds']:.2f}"] if "measured_seconds" in row else []
+    time = [_time(row)] if "measured_seconds" in row else []
     return [*peaks, *again, f"{row['predicted_flops']:.3f}", f"{row['measured_flops']:.3f}", *time]
 
 
@@ -60,8 +60,8 @@ def _budgets(budgets: Mapping[str, Sequence[Mapping[str, Any]]], plain: int, *, 
         table(lambda row: f"{row['measured_bytes'] / plain:.3f}", "predicted - counted", _errors),
     ]
     if timed:
-        texts.append("Time as measured, as parts of the plain one.")
-        texts.append(table(lambda row: f"{row['measured_seconds']:.2f}", "most", _slowest))
+        texts.append("Time as measured, as parts of the plain step's predicted one.")
+        texts.append(table(_time, "predicted / measured", _ratio))
     return texts
 
 
@@ -76,9 +76,14 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{min(found):,} to {max(found):,}" if found else "-"
 
 
-def _slowest(rows: Sequence[Mapping[str, Any]]) -> str:
-    found = [row["measured_seconds"] for row in rows if "measured_seconds" in row]
-    return f"{max(found):.2f}" if found else "-"
+def _time(row: Mapping[str, Any]) -> str:
+    return f"{row['measured_seconds']:.3f}" if "measured_seconds" in row else "-"
+
+
+def _ratio(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The least and the largest of predicted seconds, as parts of the measured."""
+    found = [row["predicted_flops"] / row["measured_seconds"] for row in rows if "measured_seconds" in row]
+    return f"{min(found):.3f} to {max(found):.3f}" if found else "-"
 
 
 def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

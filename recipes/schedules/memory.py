@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.engine.engine import Engine
 from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.model.layers import layers_of
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.profile import ModelProfile
@@ -57,7 +58,7 @@ def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
     schedule = fuse_backwards(row.build(ranks, microbatches))  # what runs
     profile, figures = _profile(schedule)
     samples = microbatches * _SAMPLES
-    parts = predict_memory(lower(schedule), profile, figures, batch_samples=samples, temporaries=1).parts
+    parts = predict_memory(lower(schedule), profile, figures, MemoryNeeds(samples, temporaries=1)).parts
     pipelines = len(schedule.rows)
     each = [schedule.parts * _held(one) for one in figures]  # of a whole micro-batch
     shares = [sum(each[stage] for stage in schedule.stages_of(rank)) // pipelines for rank in range(ranks)]
