@@ -11,7 +11,7 @@ from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.memory.needs import MemoryNeeds
-from runner.plan.memory.zero import flattened_bytes, sharing_of
+from runner.plan.memory.zero import flattened_bytes, sharing_of, weight_widths
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
@@ -22,6 +22,7 @@ from runner.schedule.values import Schedule
 __all__ = ["Draft", "Layout", "Machine", "draft_of"]
 
 
+_FLOAT64_BYTES = 8
 _AVERAGING = 2  # temporary tensors of the size of a weight with which averaging moves weights
 
 
@@ -143,6 +144,7 @@ def _memory_needs(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],
         temporaries=temporaries,
         lingering=lingering,
+        norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
         states_over=data if by_itself else 1,
         flattened=flattened_bytes(config),

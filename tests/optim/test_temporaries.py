@@ -13,6 +13,7 @@ from runner.config.compose.resolve import resolve
 from runner.config.schema import OptimizerConfig
 from runner.model.live_tracker import LiveTracker
 from runner.optim.catalogue.registry import OPTIMIZERS
+from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import temporary_bytes
 from runner.plan.stages.figures import stage_figures
 
@@ -55,7 +56,8 @@ def _predicted(section: OptimizerConfig, shapes: Sequence[tuple[int, ...]]) -> i
     ]
     profile = model(layers)
     (figures,) = stage_figures(profile, ((0, len(layers) - 1),))
-    return temporary_bytes(figures, profile, kind.temporaries_of(section), kind.lingering)
+    needs = MemoryNeeds(1, temporaries=kind.temporaries_of(section), lingering=kind.lingering)
+    return temporary_bytes(figures, profile, needs)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

@@ -43,6 +43,23 @@ def test_chunks_and_split_backwards(tmp_path: Path, asked: tuple[str, int]) -> N
     _holds(record(tmp_path / "run")["peak_memory_bytes"])
 
 
+NORMS = [("adamw", "fp32"), ("adamw", "bf16"), ("adamw", "bf16_master"), ("sgd", "fp32"), ("sgd", "bf16_master")]
+
+
+@pytest.mark.parametrize("asked", sampled(NORMS, ("adamw", "bf16"), ("sgd", "fp32")))
+def test_the_norm_of_gradients(tmp_path: Path, asked: tuple[str, str]) -> None:
+    """With few samples and one wide layer, the peak is where the squares of its gradient are added up."""
+    optimizer, precision = asked
+    words = [
+        "model=mlp", "model.kwargs.width=256", "model.kwargs.layers=3", "data.batch_size=4", "trainer.max_steps=3",
+        "trainer.grad_clip_norm=0.3", f"optimizer={optimizer}", f"precision={precision}", "logger=none", "device=cpu",
+        "run_dir=run",
+    ]  # fmt: skip
+    done = warm.run([sys.executable, "-m", "runner", "train", *words], cwd=tmp_path, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    _holds(record(tmp_path / "run")["peak_memory_bytes"])
+
+
 def _holds(memory: dict[str, list[int]]) -> None:
     for predicted, measured in zip(memory["predicted"], memory["measured"], strict=True):
         assert 0.99 * predicted <= measured <= predicted

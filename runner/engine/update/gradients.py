@@ -160,7 +160,8 @@ def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor
 
 
 def _sum_of_squares(gradient: Tensor) -> float:
-    return float(gradient.detach().double().pow(2).sum())
+    wide = gradient.detach().to(torch.float64, copy=True)
+    return float(wide.square_().sum())  # in place: a second copy would be the update's largest temporary
 
 
 def _is_finite(flat: Tensor) -> bool:

@@ -18,6 +18,8 @@ class MemoryNeeds:
         batch_samples: number of samples of one optimizer step on one replica.
         temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`; by default those of Adam and
             similar optimizers.
+        norm_copies: while the norm of gradients is taken, how many times the bytes of one gradient exist beside it, in
+            float64; 0 if the norm is not taken.
         sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
         states_over: number of replicas over which only the optimizer's states are sharded.
         flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
@@ -32,6 +34,7 @@ class MemoryNeeds:
     batch_samples: int
     temporaries: int = 2
     lingering: int = 0
+    norm_copies: int = 0
     sharing: ZeroSharing | None = None
     states_over: int = 1
     flattened: int = 0

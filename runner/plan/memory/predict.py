@@ -87,7 +87,7 @@ def _own_states(
 ) -> tuple[MemoryParts, int]:
     """The bytes that a rank without ZeRO holds beside activations, and further bytes at the end of its step."""
     states = with_extra(_states(held, profile, batch), zip(extra, held, strict=True))
-    step_bytes = max((temporary_bytes(one, profile, needs.temporaries, needs.lingering) for one in held), default=0)
+    step_bytes = max((temporary_bytes(one, profile, needs) for one in held), default=0)
     step_bytes += wide_gradients(held, profile)
     states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
     step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])
@@ -193,8 +193,8 @@ def wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int
     return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
 
 
-def temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int, lingering: int = 0) -> int:
-    """The bytes that the update of a stage's weights makes and drops, one weight after the other."""
+def temporary_bytes(figures: StageFigures, profile: ModelProfile, needs: MemoryNeeds) -> int:
+    """The bytes that the norm and the update of a stage's weights make and drop, one weight after the other."""
     width = profile.master_bytes_per_gradient_byte or 1.0
-    most = max((temporaries * own + lingering * before for own, before in figures.updates), default=0)
-    return round(width * max(most, temporaries * figures.largest_parameter_bytes))
+    most = max((needs.temporaries * own + needs.lingering * before for own, before in figures.updates), default=0)
+    return round(width * max(most, max(needs.temporaries, needs.norm_copies) * figures.largest_parameter_bytes))

@@ -97,7 +97,7 @@ class StageMemoryLimit:
         """The bytes of temporary tensors at the stage's optimizer step."""
         if self.needs.sharing is not None:
             return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated)[1]
-        update = temporary_bytes(figures, self.profile, self.needs.temporaries, self.needs.lingering)
+        update = temporary_bytes(figures, self.profile, self.needs)
         update += wide_gradients([figures], self.profile)
         return max(update, min(self.needs.flattened, figures.gradient_bytes))
 
