@@ -47,7 +47,6 @@ REFUSED = [  # overrides, the key that is refused, what its source must name
     (["zero.stage=1", "offload.delay_from=1"], "offload.delay_from", "ZeRO-Offload"),
     (["zero.stage=1", "offload.optimizer=cpu", "offload.delay_from=0"], "offload.delay_from", "_lazy_init"),
     (["zero.stage=2", *HOST_16, "offload.delay_from=1"], "offload.delay_from", "_configure_master_weights"),
-    (["zero.stage=3", *NVME, "resume=auto"], "resume", "swap file"),
     (["zero.stage=2", "trainer.grad_clip_value=1"], "trainer.grad_clip_value", "unscale_and_clip_grads"),
     (["zero.stage=3", "trainer.ema_decay=0.9"], "trainer.ema_decay", "_partition_all_parameters"),
     (["zero.stage=3", "activation_checkpoint=full"], "activation_checkpoint.name", "torch.utils.checkpoint"),

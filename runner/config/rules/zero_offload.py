@@ -171,12 +171,4 @@ OFFLOAD_ROWS: tuple[Row[RunConfig], ...] = (
         f"{STAGE_12}: _lazy_init_hp_params_optimizer_state",
         "offload.delay_from=1",
     ),
-    Row(
-        "resume",
-        lambda c: c.resume is not None and "nvme" in (c.offload.optimizer, c.offload.parameters),
-        "must be null with offload to nvme",
-        "Swapped states cannot be put back into their files from a whole checkpoint",
-        f"{STAGE_3}: set_local_hp_param leaves other keys in the swap file",
-        "offload.optimizer=cpu",
-    ),
 )

@@ -20,7 +20,9 @@ _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements; stage_1_and_2.py: nccl_start_alignment_factor
 MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
 FLATTENED = 500_000_000  # elements; engine.py: MEMORY_OPT_ALLREDUCE_SIZE
-_SWAP_BUFFERS = 4  # buffers; offload_config.py: buffer_count
+_STATE_BUFFERS = 4  # offload_config.py: buffer_count of offload_optimizer
+_WEIGHT_BUFFERS = 5  # and of offload_param
+_LEAST_SWAPPED = 2**20  # bytes; swap_tensor/utils.py: MIN_SWAPPABLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class ZeroSharing:
             optimizer=updated,
             buffers=self._bucket(figures) * self.weight_width,
         )
-        return self._offloaded_3(bytes_of, part)
+        return self._offloaded_3(bytes_of, figures, part)
 
     def between_backwards(self, figures: StageFigures) -> StateBytes:
         """The bytes that are held between two backwards, or before a reduction: with gradients, without a bucket."""
@@ -183,25 +185,27 @@ class ZeroSharing:
         host = held.optimizer + part * (self.master_width + self.weight_width) + coming + largest
         return StateBytes(held.weights, 0, 0, largest, host=host)
 
-    def _offloaded_3(self, held: StateBytes, part: int) -> StateBytes:
+    def _offloaded_3(self, held: StateBytes, figures: StageFigures, part: int) -> StateBytes:
+        """Move states with their gradients, and weights, to the host or to a drive (stage 3)."""
+        updated, shares = part * self.master_width, part * self.weight_width
         weights, gradients, optimizer, host, drive = held.weights, held.gradients, held.optimizer, 0, 0
-        if self.optimizer != "none":
-            stays = 1 - self.ratio
-            host += gradients + round(part * self.master_width * self.ratio)
+        if self.optimizer == "nvme" and updated >= _LEAST_SWAPPED:
+            host += gradients + _STATE_BUFFERS * updated
+            drive += optimizer + updated
+            gradients, optimizer = 0, 0
+        elif self.optimizer != "none":
             moved = round(optimizer * self.ratio)
-            gradients, optimizer = round(part * self.master_width * stays), optimizer - moved
-            if self.optimizer == "nvme":
-                drive = moved + part * self.master_width
-                host += _SWAP_BUFFERS * part * self.master_width
-            else:
-                host += moved
-        if self.parameters != "none":
-            shares = part * self.weight_width
+            host += gradients + round(updated * self.ratio) + moved
+            gradients, optimizer = round(updated * (1 - self.ratio)), optimizer - moved
+        if self.parameters == "nvme":
+            largest = -(-figures.largest_parameter_bytes // self.replicas)
+            # One weight is read while those before it are gathered; whole weights are written back after the update.
+            weights += figures.largest_parameter_bytes - shares
+            host += _WEIGHT_BUFFERS * (shares if self.optimizer == "nvme" else largest) + self.replicas * shares
+            drive += shares
+        elif self.parameters != "none":
             weights -= shares
-            if self.parameters == "nvme":
-                drive += shares
-            else:
-                host += shares
+            host += shares
         return StateBytes(weights, gradients, optimizer, held.buffers, host=host, drive=drive)
 
 

@@ -11,8 +11,10 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +28,15 @@ from runner.engine.update.gradients import StageGradients
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag
 from runner.optim.operators import load_operators, needed_operators
+from runner.strategy.zero.drive import SwapFolder, checked_writes
 from runner.strategy.zero.flat_pieces import pieces
 from runner.strategy.zero.twin_flow import TwinFlow
 
-__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
+__all__ = ["STAGE_3", "DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
 
-_STAGE_3 = 3
+STAGE_3 = 3
+_SWAP_BUFFERS = 5  # offload_config.py: buffer_count of offload_param
+_SUB_GROUP = 1_000_000_000  # elements; zero/config.py: sub_group_size
 _MEASURED_BACKWARDS = 8  # after this many backwards, the gradients have reached their largest size
 
 # Attributes of DeepSpeed's optimizers that hold tensors between steps: of ZeRO 1 and 2, then of ZeRO 3.
@@ -174,6 +179,7 @@ class DeepSpeedStage:
         self.engine: Any = None
         self.replicas = replicas
         self.twin = self._twin_flow()
+        self._drive: SwapFolder | None = None
         self.most_gradient_bytes = 0
         self._left = 0
         self._unmeasured = _MEASURED_BACKWARDS
@@ -189,7 +195,9 @@ class DeepSpeedStage:
             for parameter in self.module.parameters():
                 parameter.model_parallel = True  # type: ignore[attr-defined]  # so that the norm includes every stage
         self._limit_bucket()
-        self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
+        self._limit_swap_buffers()
+        with self._own_drive():
+            self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
         if self.twin is not None:
             self.twin.attach(self.optimizer)
         if self.stage == 1:
@@ -216,14 +224,64 @@ class DeepSpeedStage:
         zero["reduce_bucket_size"] = max(1, min(zero.get("reduce_bucket_size", 500_000_000), trained))
         self.settings["zero_optimization"] = zero
 
+    def _limit_swap_buffers(self) -> None:
+        """Weights on a drive get buffers that are not larger than needed, and all of them leave the host's memory.
+
+        DeepSpeed would take five buffers of a hundred million elements, and swap only what is beyond a billion.
+        """
+        zero = dict(self.settings["zero_optimization"])
+        asked = zero.get("offload_param", {})
+        if asked.get("device") != "nvme":
+            return
+        shards = [-(-parameter.numel() // self.replicas) for parameter in self.module.parameters()]
+        at_once = max(len(list(module.parameters(recurse=False))) for module in self.module.modules())
+        are_states_there = zero.get("offload_optimizer", {}).get("device") == "nvme"
+        # Where states are on a drive, too, their first files are written from a whole group of weights.
+        size = (
+            min(sum(shards), zero.get("sub_group_size", _SUB_GROUP) + max(shards)) if are_states_there else max(shards)
+        )
+        limits = {"buffer_size": size, "buffer_count": max(_SWAP_BUFFERS, at_once), "max_in_cpu": 0}
+        zero["offload_param"] = limits | asked
+        self.settings["zero_optimization"] = zero
+
+    @contextmanager
+    def _own_drive(self) -> Iterator[None]:
+        """What is swapped to a drive goes to a folder of this rank's own, through writes that are checked."""
+        zero = dict(self.settings["zero_optimization"])
+        swapped = [part for part in ("offload_optimizer", "offload_param") if "nvme_path" in zero.get(part, {})]
+        if not swapped:
+            yield
+            return
+        self._drive = SwapFolder(Path(zero[swapped[0]]["nvme_path"]))
+        zero |= {part: zero[part] | {"nvme_path": str(self._drive.path)} for part in swapped}
+        self.settings["zero_optimization"] = zero
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        with checked_writes(AsyncIOBuilder().load(verbose=False)):
+            yield
+
     def tensors(self) -> list[Tensor]:
         """Tensors that DeepSpeed holds between steps, without optimizer states."""
         found = [getattr(self.optimizer, name, None) for name in _HELD]
         listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
         buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]  # those of ZeRO 3 are permanent
         shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
-        held = [tensor for tensor in (*listed, *shards, *buckets) if isinstance(tensor, Tensor)]
+        held = [tensor for tensor in (*listed, *shards, *buckets, *self._swap_buffers()) if isinstance(tensor, Tensor)]
         return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether states or weights go to a drive."""
+        return self._drive is not None
+
+    def _swap_buffers(self) -> list[Tensor]:
+        """The host's memory through which states and weights go to a drive and come back."""
+        states: Any = getattr(self.optimizer, "optimizer_swapper", None)
+        weights: Any = next((p.nvme_swapper for p in self.module.parameters() if hasattr(p, "nvme_swapper")), None)
+        found: list[Tensor] = [] if states is None else list(states.swap_buffer_manager.all_buffers)
+        if weights is not None:
+            found += [each for each in (weights.buffers, weights.partitioned_swap_buffer) if each is not None]
+        return found
 
     @property
     def optimizer(self) -> Any:
@@ -270,7 +328,7 @@ class DeepSpeedStage:
     def gradient_tensors(self) -> list[Tensor]:
         """Gradients that exist now: those of weights and their partitions, without buckets."""
         optimizer = self.optimizer
-        if self.stage == _STAGE_3:
+        if self.stage == STAGE_3:
             return [*self._own_gradients(), optimizer.grad_partitions_flat_buffer]
         whole = self._whole_gradients()
         # It reduces after the last backward, so the partitions still belong to an earlier step.
@@ -308,7 +366,7 @@ class DeepSpeedStage:
         optimizer = self.optimizer
         optimizer.clear_backward_seen_flag()
         optimizer.zero_grad(set_to_none=True)
-        if self.stage == _STAGE_3:
+        if self.stage == STAGE_3:
             optimizer.micro_step_id = 0
             return
         optimizer.micro_step_id = -1

@@ -31,8 +31,9 @@ from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
 from runner.strategy.zero.host_moves import measure_moves
-from runner.strategy.zero.stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
+from runner.strategy.zero.stage import STAGE_3, DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.zero.state import gathered_weights, load_states, whole_states
+from runner.strategy.zero.swapped_states import refresh_masters, states_in_memory
 from runner.strategy.zero.traffic import Traffic
 
 __all__ = ["ZeroEngineStrategy"]
@@ -111,7 +112,9 @@ class ZeroEngineStrategy(EngineStrategy):
         if self.sharding is not None:
             self.sharding.attach(deepspeed, self.optimizers[0], groups)
             measure_moves(self.sharding.optimizer, self._moving)
-            self.meter = MemoryMeter(self.engine, self.sharding.tensors())
+            held = self.sharding.tensors()
+            self.meter = MemoryMeter(self.engine, () if self.sharding.is_swapped else held)
+            self.meter.watch(held if self.sharding.is_swapped else ())  # some are freed when they are first swapped
             return
         for stage, module in self.engine.stages.items():
             gradients = self.engine.gradients[stage]
@@ -170,7 +173,11 @@ class ZeroEngineStrategy(EngineStrategy):
             return
         with gathered_weights(self.sharding, write=True):
             super().load_model_state_dict(checkpoint, strict)
-        self.sharding.optimizer.refresh_fp32_params()
+        if self._stage < STAGE_3:
+            self.sharding.optimizer.refresh_fp32_params()
+            return
+        with states_in_memory(self.sharding, write=True):
+            refresh_masters(self.sharding)
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -179,9 +186,10 @@ class ZeroEngineStrategy(EngineStrategy):
         assert self.engine is not None
         if isinstance(optimizer, DelayedUpdate):
             optimizer.settle()
-        if has_blocks(self.sharding):
-            return self._flat_state()
-        state = self.saved_optimizer_state(whole_states(self.sharding, masters=self._masters))
+        with states_in_memory(self.sharding):
+            if has_blocks(self.sharding):
+                return self._flat_state()
+            state = self.saved_optimizer_state(whole_states(self.sharding, masters=self._masters))
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
@@ -192,10 +200,11 @@ class ZeroEngineStrategy(EngineStrategy):
             return
         assert self.engine is not None
         (state,) = checkpoint["optimizer_states"]
-        if FLAT in state:
-            load_flat_states(self.sharding, state[FLAT], state["param_groups"], self._place)
-            return
-        load_states(self.sharding, state)
+        with states_in_memory(self.sharding, write=True):
+            if FLAT in state:
+                load_flat_states(self.sharding, state[FLAT], state["param_groups"], self._place)
+                return
+            load_states(self.sharding, state)
         if "loss_scale" in state:
             self.engine.update.scale.load_state_dict(state["loss_scale"])
 
