@@ -155,7 +155,7 @@ class _Bench:
         self._choosing: dict[str, ProgramChoice] = {}
         self._whole = (Segment(0, len(sources) - 1),)
         self._rows: dict[Program, dict[str, int | float]] = {}
-        self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
+        self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0, may_run_graphs=True)
         self.plain = _run(self._stage, task, self._whole)
 
     def under(self, name: str, budget: int) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def plan_activations(
         in_flight=in_flight,
         choose=choose,
         copy_seconds=copy_seconds,
+        may_run_graphs=_may_run_graphs(config),
     )
     counted = plan if on_accelerator else ActivationPlan(plan.stages)
     return plan, adjusted(profile, counted)
@@ -111,6 +112,11 @@ def moves_boundaries(config: RunConfig) -> bool:
 def _chooses_moves(config: RunConfig) -> bool:
     offload = OFFLOADS.get(config.offload.activations)
     return offload is not None and offload.candidates is not None
+
+
+def _may_run_graphs(config: RunConfig) -> bool:
+    """Whether graph programs can be run: as the rules say of the policies that offer nothing else."""
+    return not config.compile and config.offload.activations == "none" and config.offload.weights == "none"
 
 
 def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:

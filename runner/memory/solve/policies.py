@@ -55,6 +55,7 @@ def solve(
     in_flight: Sequence[int] | None = None,
     choose: Choose | None = None,
     copy_seconds: Callable[[float], float] = lambda num_bytes: 0.0,
+    may_run_graphs: bool = False,
 ) -> ActivationPlan:
     """The policy's program for every stage.
 
@@ -66,7 +67,7 @@ def solve(
         offload: chooses what is moved to the host's memory; None: nothing is.
         budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
         choose: chooses among a strategy's candidates where the budget is known; needed for a strategy that chooses.
-        copy_seconds: see :class:`StageChain`.
+        copy_seconds, may_run_graphs: see :class:`StageChain`.
 
     Raises:
         RequestError: a user's own strategy raises, or does not return a program of the stage.
@@ -75,7 +76,9 @@ def solve(
     budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
     solved = []
     for (first, last), budget, count in zip(partition, budgets, in_flight, strict=True):
-        chain = StageChain(profile, first, last, options.values, budget, count, copy_seconds)
+        chain = StageChain(
+            profile, first, last, options.values, budget, count, copy_seconds, may_run_graphs=may_run_graphs
+        )
         if options.target is None:
             solved.append(_solved(strategy, chain, choose))
         else:

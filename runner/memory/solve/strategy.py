@@ -88,8 +88,8 @@ class Strategy:
             that a smaller one never leads to more memory. None: it offers none. See :mod:`.choose`.
         chooses: whether a stage gets the fastest of the candidates that fits; ``reads_budget`` must be set, too, and
             ``solve`` serves only as long as the budget is not known.
-        runs_graphs: whether its candidates are graph programs. To find them takes seconds to minutes, so ``auto``
-            leaves them out; to run them takes hooks for what autograd saves, which nothing else may replace then.
+        runs_graphs: whether its candidates are graph programs. To find them takes seconds to minutes, so that ``auto``
+            takes few of them; to run them takes hooks for what autograd saves, which nothing else may replace then.
     """
 
     name: str

@@ -72,6 +72,7 @@ class StageChain:
         in_flight: the largest number of micro-batches whose saved tensors are alive at once.
         copy_seconds: the seconds that a number of bytes takes to the host's memory, or back.
         price: what a program of the stage costs, by the plan's prediction; None as long as nothing is chosen.
+        may_run_graphs: whether graph programs can be run beside everything else that was asked for.
     """
 
     profile: ModelProfile
@@ -82,6 +83,7 @@ class StageChain:
     in_flight: int = 1
     copy_seconds: Callable[[float], float] = _free
     price: Callable[[Program], Price] | None = None
+    may_run_graphs: bool = False
 
     @property
     def indices(self) -> range:
