@@ -192,6 +192,7 @@ _COMPILER = _LatePackage(
         "graph_break": _value(lambda: None),  # means something to a compiler alone
         "trace_rules": _value(SimpleNamespace(clear_lru_cache=lambda: None)),  # the first process group clears it
     },
+    parts=("config",),  # each mode of fake tensors reads it
 )
 _METRICS = _LatePackage(
     "torchmetrics",

@@ -192,20 +192,47 @@ def _own_state_ratio(config: RunConfig) -> float | None:
 
 
 @contextmanager
-def _faked(config: RunConfig, inputs: Any, targets: Any) -> Iterator[tuple[LoadedModel, Any, Any]]:
-    """The model and a micro-batch without memory, computed as on the device that is planned for."""
+def _faked(
+    config: RunConfig, inputs: Any, targets: Any, *, by_values: bool = True
+) -> Iterator[tuple[LoadedModel, Any, Any]]:
+    """The model and a micro-batch without memory, computed as on the device that is planned for.
+
+    Args:
+        by_values: whether sizes may depend on values of tensors, for which torch imports a whole compiler.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # torch would log the traceback of a failure here, but the failure may only be a limit of fake tensors.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode, dropout:
-        yield load_model(config), map_tensors(mode.from_tensor, inputs), map_tensors(mode.from_tensor, targets)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=_shapes(by_values), static_shapes=True), dropout:
+        yield load_model(config), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """A fake tensor like a real one; the mode's own conversion imports a whole compiler."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _shapes(by_values: bool) -> Any:
+    if not by_values:
+        return None
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv()
 
 
 def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
-    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+    try:
+        return _faked_profile(config, inputs, targets, by_values=False)
+    except RequestError:
+        raise
+    except Exception:  # most models do without, and are then profiled a second sooner
+        return _faked_profile(config, inputs, targets, by_values=True)
+
+
+def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool) -> ModelProfile:
+    with _faked(config, inputs, targets, by_values=by_values) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
         profile = profile_layers(

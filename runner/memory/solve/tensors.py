@@ -124,6 +124,8 @@ class StageTensors:
 
     def with_shared_gradients(self) -> list[LayerProfile]:
         """The chain's rows, in which the gradient of an output is with what it keeps besides."""
+        if not any(layer.shared_gradients for layer in self._chain):
+            return list(self._chain)
         more = [self.shared_gradient_bytes(at) for at in range(len(self._chain))]
         return [
             replace(layer, output_gradient_bytes=layer.gradient_of_output_bytes + num_bytes) if num_bytes else layer

@@ -151,7 +151,7 @@ def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions
     for kind in _kinds(config, len(plan.profile.layers), other_precisions):
         for change in kind:
             overrides = {**base, **change}
-            cost = cost_of_trial(config, overrides)
+            cost = cost_of_trial(config, overrides, plan)
             if cost > budget:
                 break
             budget -= cost

@@ -53,14 +53,14 @@ def best_override(plan: RunPlan, config: RunConfig, replan: Replan, *, measures_
         replan: plans a changed request.
         measures_threads: whether ``replan`` measures the layers again with another number of threads on this machine.
     """
-    budget, before = BUDGET, plan.time.step_seconds
+    left, before = BUDGET, plan.time.step_seconds
     best: Improvement | None = None
     by_samples = any(layer.has_running_statistics for layer in plan.profile.layers)
     for overrides in _candidates(config, measures_threads=measures_threads, keeps_microbatches=by_samples):
-        cost = cost_of_trial(config, overrides)
-        if cost > budget:
+        cost = cost_of_trial(config, overrides, plan)
+        if cost > min(left, BUDGET // 3):  # so that at least three are tried
             continue
-        budget -= cost
+        left -= cost
         found = tried(config, overrides, replan)
         if found is None or not found.fits:
             continue

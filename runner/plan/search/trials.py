@@ -21,7 +21,7 @@ Overrides = Mapping[str, str | int]
 """Values by key; a group's name as the key chooses one of its options."""
 
 BUDGET = 300_000
-"""The number of actions that all trials of one plan may simulate together, so that advice takes a second or two."""
+"""What all trials of one plan may cost together, see :func:`cost_of_trial`, so that advice takes a second or two."""
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
@@ -31,10 +31,25 @@ _OPTIONS_OF_OTHERS = {
 }
 
 
-def cost_of_trial(config: RunConfig, overrides: Overrides) -> int:
-    """About how many actions the plan of the changed request simulates."""
+_OF_A_ROW = 10  # actions that take as long as the row of one layer under one program
+_OF_A_LAYER = 1_500  # and as the profile of one layer
+
+
+def cost_of_trial(config: RunConfig, overrides: Overrides, plan: RunPlan) -> int:
+    """About how many actions the plan of the changed request simulates, with what else takes as long as so many.
+
+    Args:
+        config: the request.
+        overrides: the change.
+        plan: the plan of the request: a changed one compares as many programs.
+    """
     pipeline = int(overrides.get("parallelism.pipeline", config.parallelism.pipeline))
-    return 6 * pipeline * int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+    actions = 6 * pipeline * int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+    layers = len(plan.profile.layers)
+    programs = max((len(choice.offers) for choice in plan.activations.choices), default=0)
+    compares = "activation_checkpoint" not in overrides
+    profiles = "trainer.threads" in overrides
+    return actions + layers * (compares * programs * _OF_A_ROW + profiles * _OF_A_LAYER)
 
 
 def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
