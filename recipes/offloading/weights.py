@@ -31,6 +31,7 @@ _LINKS = (0.5e9, 1e9, 4e9, 16e9)
 _BLOCKS = 8
 _STAGES = _BLOCKS + 2  # with the embedding and the head, each a layer
 _COUNTED_STEPS = 3  # of a run whose bytes are counted; only the first ones have no optimizer states yet
+_PROFILED = ("model", "data", "device", "adapter", "schedule.microbatches")  # words on which a profile depends
 _STEP_OF_WIDTH = 16  # widths are multiples of it, as every head has a quarter
 
 Words = tuple[str, ...]
@@ -113,13 +114,20 @@ def sizes(budget: int, options: Mapping[str, Words] = SIZES, model: Words = _GPT
             rows.append({"option": name, "width": 0})
             continue
         plan = _planned(*limited, _wide(width))
-        counted = max(_counted(*limited, _wide(width))["peak_memory_bytes"]["measured"])
+        # The run's own plan has measured seconds, with which a policy may choose another program.
+        predicted, counted = (max(peaks) for peaks in _peaks(_counted(*limited, _wide(width))))
         if counted > budget:
             raise RuntimeError(f"{name}: width {width} needs {counted} bytes, and {budget} are there")
         parameters = sum(layer.num_parameters for layer in plan.profile.layers)
-        peak = max(plan.peak_memory_bytes)
-        rows.append({"option": name, "width": width, "parameters": parameters, "predicted": peak, "counted": counted})
+        row = {"option": name, "width": width, "parameters": parameters, "predicted": predicted, "counted": counted}
+        rows.append(row)
     return rows
+
+
+def _peaks(record: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """The predicted and the measured peaks of a run's ranks."""
+    peaks = record["peak_memory_bytes"]
+    return peaks["predicted"], peaks["measured"]
 
 
 def largest_width(fits: Callable[[int], bool], step: int) -> int:
@@ -147,10 +155,8 @@ def _fits(*words: str) -> bool:
 
 
 def _planned(*words: str) -> RunPlan:
-    config = resolve(list(words))
-    return make_plan(
-        config, _profile(*(word for word in words if word.startswith(("model", "data", "device", "adapter"))))
-    )
+    profiled = (word for word in words if word.startswith(_PROFILED))
+    return make_plan(resolve(list(words)), _profile(*profiled))
 
 
 @cache
