@@ -19,12 +19,14 @@ from runner.targets import with_environment
 __all__ = [
     "activation_notes",
     "activation_problems",
+    "has_peers",
     "lends",
     "moves_boundaries",
     "plan_activations",
     "plans_arena",
     "program_problems",
     "reads_budget",
+    "searches",
     "shares_by_lifetime",
 ]
 
@@ -101,6 +103,18 @@ def lends(config: RunConfig) -> bool:
     """Whether ranks above their limit lend activations to other ranks."""
     offload = OFFLOADS.get(config.offload.activations)
     return offload is not None and offload.lends
+
+
+def has_peers(config: RunConfig) -> bool:
+    """Whether a rank may lend activations to another one instead of what its program does."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.peers
+
+
+def searches(config: RunConfig) -> bool:
+    """Whether it takes seconds to find what is moved, for each plan."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.searches
 
 
 def moves_boundaries(config: RunConfig) -> bool:

@@ -188,7 +188,7 @@ def _planned(
 
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
-    if draft.config.partition.name in FIXED:
+    if draft.config.partition.name in FIXED and stage_seconds is not None:
         return _assembled(draft, cut(draft, draft.config.partition.name), stage_seconds)
     best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
     if stage_seconds is None:

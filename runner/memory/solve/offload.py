@@ -38,6 +38,8 @@ class Offload:
         plans_arena: whether the plan tells how large an arena is in which everything of a stage has its place; see
             :mod:`runner.memory.solve.static_arena`.
         recuts: whether ``partition=auto`` moves layers from stage to stage where what it chooses then is faster.
+        peers: whether a rank may keep everything and lend micro-batches to another one, where that is faster than its
+            own program.
         lends: whether ranks above their limit lend micro-batches to others; its programs move nothing to a host then.
     """
 
@@ -52,6 +54,7 @@ class Offload:
     plans_arena: bool = False
     recuts: bool = False
     lends: bool = False
+    peers: bool = False
 
     def over(self, policy: Strategy) -> Strategy:
         """The activation policy with moves.

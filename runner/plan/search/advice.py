@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem
+from runner.plan.activations import searches
 from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, nodes_for, spelled, tried
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
@@ -70,13 +71,15 @@ def _host_misfit(plan: RunPlan) -> Problem:
 def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> Comparison | None:
     """Compare with the same devices without a pipeline, and with one device; None if there is no pipeline.
 
+    None, too, for an offload strategy that would search for minutes among the programs of a whole model in one stage.
+
     Args:
         own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
         config: its request.
         replan: see :func:`misfit`.
     """
     degrees = config.parallelism
-    if degrees.pipeline == 1:
+    if degrees.pipeline == 1 or searches(config):
         return None
     devices = degrees.pipeline * degrees.data
     others = [_without_pipeline(config, replan, count) for count in sorted({devices, 1}, reverse=True)]

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from runner.config.units import format_seconds
 from runner.errors import RequestError
-from runner.plan.activations import moves_boundaries
+from runner.plan.activations import has_peers, moves_boundaries
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.chosen import AUTO, FIXED
 from runner.plan.cut.partition import Partition
 from runner.plan.draft import Draft
 from runner.plan.search.boundaries import Assemble, with_boundaries_moved
+from runner.plan.search.peers import with_peers
 from runner.plan.stages.cut import Stages, choice_of, cut
 from runner.plan.values import RunPlan
 
@@ -43,11 +44,14 @@ def best_cut(draft: Draft, assemble: Assemble) -> RunPlan:
     """
     policy = draft.config.partition.name
     if policy in FIXED or draft.schedule.stages == 1:
-        return assemble(cut(draft, _EVEN if policy == AUTO else policy))
+        plan, choose = assemble(cut(draft, _EVEN if policy == AUTO else policy)), choice_of(draft)
+        return with_peers(draft, plan, assemble, choose) if has_peers(draft.config) else plan
     if policy != AUTO:
         return _unless_even_is_faster(draft, assemble)
     choose = choice_of(draft)
     plan = _shortest_cut(draft, assemble, choose)
+    if has_peers(draft.config):
+        return with_peers(draft, plan, assemble, choose)
     return with_boundaries_moved(draft, plan, assemble, choose) if moves_boundaries(draft.config) else plan
 
 

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from runner.errors import Problem, raise_problems
+from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.residency import RankTurns
 from runner.memory.solve.values import ActivationPlan
 from runner.memory.solve.weight_strategy import WeightPlan
-from runner.plan.activations import lends, plan_activations, program_problems, reads_budget, shares_by_lifetime
+from runner.plan.activations import (
+    has_peers,
+    lends,
+    plan_activations,
+    program_problems,
+    reads_budget,
+    shares_by_lifetime,
+)
 from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
@@ -20,7 +28,7 @@ from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.rank_limit import RankMemory
 from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import StageFigures, stage_figures
-from runner.plan.stages.loans import with_room_lent
+from runner.plan.stages.loans import with_lenders_whole, with_room_lent
 from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
@@ -100,6 +108,9 @@ def stages_of(
     raise_problems([*_crossing_weights(draft, layers), *_frozen_stages(draft, layers)])
 
     activations, costs = _planned_activations(draft, layers, choose or choice_of(draft))
+    if has_peers(draft.config) and draft.schedule.moves:
+        activations = with_lenders_whole(activations, layers, draft.schedule)
+        costs = adjusted(draft.profile, activations)
     raise_problems(program_problems(draft.config, activations))
     weights, costs = _planned_weights(draft, layers, activations, costs)
     turns = turns_of_ranks(weights, activations, draft.schedule, draft.profile)

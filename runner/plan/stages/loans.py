@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from runner.memory.solve.values import ActivationPlan, Segment
 from runner.plan.draft import Draft
 from runner.plan.memory.held import held_microbatches
 from runner.plan.memory.of_draft import memory_of
@@ -18,7 +19,7 @@ from runner.schedule.lending import FEWEST, Loan, with_loans
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
 
-__all__ = ["with_room_lent"]
+__all__ = ["possible_loans", "with_lenders_whole", "with_room_lent"]
 
 _APART = 2  # ranks between which other messages go the same way are nearer
 
@@ -37,7 +38,7 @@ def with_room_lent(draft: Draft, figures: Sequence[StageFigures]) -> Schedule:
     peaks = _peaks(draft, figures, loans)
     full = [rank for rank, peak in enumerate(peaks) if peak > draft.limit_bytes]
     for lender in sorted(full, key=lambda rank: -peaks[rank]):
-        for loan in _possible(plain, lender, hosts=set(range(plain.ranks)) - set(full), peaks=peaks):
+        for loan in possible_loans(plain, lender, hosts=set(range(plain.ranks)) - set(full), peaks=peaks):
             found = _peaks(draft, figures, [*loans, loan])
             if found[lender] <= draft.limit_bytes and found[loan.host] <= draft.limit_bytes:
                 loans.append(loan)
@@ -46,7 +47,24 @@ def with_room_lent(draft: Draft, figures: Sequence[StageFigures]) -> Schedule:
     return with_loans(plain, loans) if loans else plain
 
 
-def _possible(schedule: Schedule, lender: int, *, hosts: Iterable[int], peaks: Sequence[int]) -> Iterator[Loan]:
+def with_lenders_whole(plan: ActivationPlan, layers: Sequence[tuple[int, int]], schedule: Schedule) -> ActivationPlan:
+    """The plan in which stages of ranks that lend keep everything.
+
+    Args:
+        plan: the programs of the stages, each chosen among offers.
+        layers: first and last layer of each stage.
+        schedule: a schedule with loans.
+    """
+    hosts = {move.stage: move.peer for move in schedule.moves}
+    stages, choices = list(plan.stages), list(plan.choices)
+    for stage, host in hosts.items():
+        stages[stage] = (Segment(*layers[stage]),)
+        fastest = min(choices[stage].offers, key=lambda offer: offer.seconds)
+        choices[stage] = replace(choices[stage], chosen=fastest._replace(name=f"lending to rank {host}"))
+    return replace(plan, stages=tuple(stages), choices=tuple(choices))
+
+
+def possible_loans(schedule: Schedule, lender: int, *, hosts: Iterable[int], peaks: Sequence[int]) -> Iterator[Loan]:
     """The loans of a rank: those that move least first, and of these that to the rank with most room."""
     (stage,) = schedule.stages_of(lender)
     keeps = max(held.saved for held in held_microbatches(schedule)[stage])

@@ -72,7 +72,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
     return make_plan(
         with_partition(config, plan.partition),
         profile,
-        schedule=plan.schedule if is_chosen_by_plan(config) else None,
+        schedule=plan.schedule if is_chosen_by_plan(config) or plan.schedule.moves else None,
         stage_seconds=seconds,
         device_memory_bytes=device_memory_bytes(config),
         cores=num_cores(),
