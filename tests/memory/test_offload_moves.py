@@ -96,7 +96,10 @@ def pictures(samples: int) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 3, 8, 8, generator=chance), torch.randint(0, 5, (samples,), generator=chance)
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int], tuple[Tensor, Tensor]]]] = {
+Case = tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int], tuple[Tensor, Tensor]]]
+"""A model, its loss, and a function that draws a batch of so many samples."""
+
+CASES: dict[str, Case] = {
     "gpt": (make_gpt, token_loss, tokens),
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures),
 }
@@ -125,7 +128,7 @@ class Ran:
 
 
 def run(
-    case: str,
+    case: str | Case,
     offload: Offload | None,
     *,
     pipeline: int = 1,
@@ -134,7 +137,7 @@ def run(
     samples: int = 2 * COUNT,
     link: SlowLink | None = None,
 ) -> Ran:
-    make, loss, draw = CASES[case]
+    make, loss, draw = CASES[case] if isinstance(case, str) else case
     batch = draw(samples)
     first = tuple(value[: -(-samples // COUNT)] for value in batch)
     sources = layers_of(make(), 0)
