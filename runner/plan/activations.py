@@ -8,6 +8,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
+from runner.memory.solve.offload import Offload
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 Partition = Sequence[tuple[int, int]]
+
+_NOTHING = Offload("none", lambda chain, program: program)
 
 
 def plan_activations(
@@ -87,45 +90,43 @@ def reads_budget(config: RunConfig) -> bool:
     return strategy_of(_options(config)).reads_budget or _chooses_moves(config)
 
 
+def _offload(config: RunConfig) -> Offload:
+    """The strategy that moves activations; one that moves nothing where none was asked for."""
+    return OFFLOADS.get(config.offload.activations, _NOTHING)
+
+
 def shares_by_lifetime(config: RunConfig) -> bool:
     """Whether the stages of a rank share its memory by how long their tensors live."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.by_lifetime
+    return _offload(config).by_lifetime
 
 
 def plans_arena(config: RunConfig) -> bool:
     """Whether the plan tells how large an arena is in which everything of a stage has its place."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.plans_arena
+    return _offload(config).plans_arena
 
 
 def lends(config: RunConfig) -> bool:
     """Whether ranks above their limit lend activations to other ranks."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.lends
+    return _offload(config).lends
 
 
 def has_peers(config: RunConfig) -> bool:
     """Whether a rank may lend activations to another one instead of what its program does."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.peers
+    return _offload(config).peers
 
 
 def searches(config: RunConfig) -> bool:
     """Whether it takes seconds to find what is moved, for each plan."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.searches
+    return _offload(config).searches
 
 
 def moves_boundaries(config: RunConfig) -> bool:
     """Whether ``partition=auto`` moves layers between stages together with the choice of what they keep."""
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.recuts
+    return _offload(config).recuts
 
 
 def _chooses_moves(config: RunConfig) -> bool:
-    offload = OFFLOADS.get(config.offload.activations)
-    return offload is not None and offload.candidates is not None
+    return _offload(config).candidates is not None
 
 
 def _may_run_graphs(config: RunConfig) -> bool:

@@ -44,7 +44,8 @@ def best_cut(draft: Draft, assemble: Assemble) -> RunPlan:
     """
     policy = draft.config.partition.name
     if policy in FIXED or draft.schedule.stages == 1:
-        plan, choose = assemble(cut(draft, _EVEN if policy == AUTO else policy)), choice_of(draft)
+        choose = choice_of(draft)
+        plan = assemble(cut(draft, _EVEN if policy == AUTO else policy, choose=choose))
         return with_peers(draft, plan, assemble, choose) if has_peers(draft.config) else plan
     if policy != AUTO:
         return _unless_even_is_faster(draft, assemble)
