@@ -33,7 +33,7 @@ from runner.plan.choices import ProgramChoice, program_cost
 from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
-from runner.recipes.rematerialization.paced import STEP_SECONDS, paced, step_flops, with_flops_as_seconds
+from runner.recipes.rematerialization.paced import STEP_SECONDS, SlowDevice, step_flops, with_flops_as_seconds
 
 __all__ = ["FLOPS_PER_SECOND", "Bench", "measure"]
 
@@ -62,7 +62,7 @@ def measure(
         share: the budget, as a part of the peak of the run that keeps everything.
         links: speeds of the link in bytes per second.
         steps: steps of which the median time is taken, on a device and a link that are slower by one factor, see
-            :func:`runner.recipes.rematerialization.paced.paced`; 0: no times are measured.
+            :class:`runner.recipes.rematerialization.paced.SlowDevice`; 0: no times are measured.
         step_seconds: seconds of a step that keeps everything on that device.
 
     Raises:
@@ -105,15 +105,13 @@ class Bench:
         sources = layers_of(task.build(), 0)
         profile = profile_layers(sources, *task.batch, task.loss, torch.float32)
         self._task, self._steps, self._step_seconds = task, steps, step_seconds
+        self._device = SlowDevice(step_flops(profile) / step_seconds)
         self._stage = build_stage(sources, 0, len(sources) - 1)
         self.whole: ChainProgram = (Segment(0, len(sources) - 1),)
         self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
         self.plain = self._run(self.whole, None)
         self.chain = replace(self.chain, profile=with_flops_as_seconds(profile, FLOPS_PER_SECOND))
         self.plain_seconds = step_flops(profile) / FLOPS_PER_SECOND
-        if steps:
-            slow = paced(sources, profile, task.batch, task.loss, step_seconds)
-            self._slow_stage = build_stage(slow, 0, len(sources) - 1)
 
     def rows(self, budget: int, link: float) -> Iterator[dict[str, Any]]:
         """The rows of all strategies that do not refuse the model, as one for convolutions refuses a GPT."""
@@ -161,25 +159,23 @@ class Bench:
     def _seconds(self, program: ChainProgram, link: float) -> float:
         """The median seconds of a step on the slow device, beside a link that is slower by the same factor."""
         slow_link = link * self.plain_seconds / self._step_seconds
-        _, _, step = self.prepared(program, slow_link, self._slow_stage)
+        _, _, step = self.prepared(program, slow_link)
         found = []
         for _ in range(self._steps + 1):
             start = time.perf_counter()
-            step()
+            with self._device:
+                step()
             found.append(time.perf_counter() - start)
         return median(found[1:])
 
-    def prepared(
-        self, program: ChainProgram, link: float | None, source: StageModule | None = None
-    ) -> tuple[StageModule, Mover | None, _Step]:
-        """A copy of a stage with the program, what moves its tensors, and a function that runs a step.
+    def prepared(self, program: ChainProgram, link: float | None) -> tuple[StageModule, Mover | None, _Step]:
+        """A copy of the stage with the program, what moves its tensors, and a function that runs a step.
 
         Args:
             program: of all layers.
             link: the link's bytes per second; None: it is not slowed down.
-            source: the stage; None: the one whose layers do not wait.
         """
-        stage, task = copy.deepcopy(source or self._stage), self._task
+        stage, task = copy.deepcopy(self._stage), self._task
         for parameter in stage.parameters():
             parameter.grad = torch.zeros_like(parameter)
         offload = _offload(self.chain.profile, program, link)

@@ -27,7 +27,7 @@ from runner.model.seeds import mix_seed, seed_torch
 from runner.plan.choices import ProgramChoice, program_cost
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
-from runner.recipes.rematerialization.paced import STEP_SECONDS, paced, with_flops_as_seconds
+from runner.recipes.rematerialization.paced import STEP_SECONDS, SlowDevice, step_flops, with_flops_as_seconds
 
 __all__ = ["BUDGETED", "BUDGETS", "STRATEGIES", "measure"]
 
@@ -69,12 +69,6 @@ BUDGETED: Mapping[str, PolicyOptions] = {
 }
 """Strategies that choose under a budget, by what a table shows."""
 
-_PARTS_OF_LAYERS = (
-    "coop",
-    "monet",
-    "rockmate",
-)  # they run operators again, while a slow device's layers wait as wholes
-
 _TIMED = 3  # runs of each program of which the median counts
 
 
@@ -110,7 +104,8 @@ def measure(
         strategies: by name; each is one program.
         budgets: the number of budgets.
         budgeted: names of strategies that choose under a budget, see :data:`BUDGETED`.
-        timed: whether steps are timed, on a slow device, see :func:`runner.recipes.rematerialization.paced.paced`.
+        timed: whether steps are timed, on a slow device, see
+            :class:`runner.recipes.rematerialization.paced.SlowDevice`.
 
     Raises:
         RuntimeError: a program's gradients or running statistics are not those without a strategy.
@@ -149,9 +144,7 @@ class _Bench:
         profile = with_flops_as_seconds(profile_layers(sources, *task.batch, task.loss, torch.float32), 1.0)
         self._task, self._timed = task, timed
         self._stage = build_stage(sources, 0, len(sources) - 1)
-        if timed:
-            slow = paced(sources, profile, task.batch, task.loss, STEP_SECONDS)
-            self._slow_stage = build_stage(slow, 0, len(sources) - 1)
+        self._device = SlowDevice(step_flops(profile) / STEP_SECONDS)
         self._choosing: dict[str, ProgramChoice] = {}
         self._whole = (Segment(0, len(sources) - 1),)
         self._rows: dict[Program, dict[str, int | float]] = {}
@@ -167,36 +160,31 @@ class _Bench:
         told = {"budget": budget, "strategy": choice.chosen.name}
         if choice.chosen.peak_bytes > budget - _SCALARS:
             return {**told, "least_bytes": choice.chosen.peak_bytes}
-        return {**told, **self.row(program, timed=name not in _PARTS_OF_LAYERS)}
+        return {**told, **self.row(program)}
 
-    def row(self, program: Program, *, timed: bool = True) -> dict[str, int | float]:
-        """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer.
-
-        Args:
-            program: what is run.
-            timed: whether its steps are timed if steps are.
-        """
-        timed = timed and self._timed
-        if program not in self._rows or timed > ("measured_seconds" in self._rows[program]):
-            self._rows[program] = self._measured(program, timed=timed)
+    def row(self, program: Program) -> dict[str, int | float]:
+        """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer."""
+        if program not in self._rows:
+            self._rows[program] = self._measured(program)
         return self._rows[program]
 
     def _seconds(self, program: Program) -> float:
         """The median seconds of a forward and backward on the slow device, after one that is not counted."""
-        prepared, found = _prepared(self._slow_stage, program), []
+        prepared, found = _prepared(self._stage, program), []
         for _ in range(1 + _TIMED):
             began = perf_counter()
-            _step(prepared, self._task)
+            with self._device:
+                _step(prepared, self._task)
             found.append(perf_counter() - began)
         return median(found[1:])
 
-    def _measured(self, program: Program, *, timed: bool) -> dict[str, int | float]:
+    def _measured(self, program: Program) -> dict[str, int | float]:
         predicted, flops, _ = program_cost(self.chain, program)
         plain_flops = program_cost(self.chain, self._whole).seconds
         run = _run(self._stage, self._task, program)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
             raise RuntimeError("gradients or running statistics differ")
-        seconds = {"measured_seconds": self._seconds(program) / STEP_SECONDS} if timed else {}
+        seconds = {"measured_seconds": self._seconds(program) / STEP_SECONDS} if self._timed else {}
         return {
             **seconds,
             "predicted_bytes": predicted + _LOSS,

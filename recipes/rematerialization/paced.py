@@ -1,4 +1,4 @@
-"""A device of a given speed on a machine that is faster: each layer waits when it has computed.
+"""A device of a given speed on a machine that is faster: each operator lasts as long as it would there.
 
 So steps are measured whose seconds do not depend on what else the machine does, and a link of a given speed carries
 tensors beside a device that computes at a given speed.
@@ -6,25 +6,25 @@ tensors beside a device that computes at a given speed.
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from hashlib import blake2b
+from time import perf_counter
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from runner.model.boundary import flatten, map_tensors
-from runner.model.layers import LayerSource
 from runner.profile import LayerProfile, ModelProfile
-from runner.profiling.timing import time_layers
+from runner.profiling.flops import operator_flops
 
-__all__ = ["STEP_SECONDS", "paced", "step_flops", "with_flops_as_seconds"]
+__all__ = ["STEP_SECONDS", "SlowDevice", "step_flops", "with_flops_as_seconds"]
 
 STEP_SECONDS = 2.0
 """What a step that keeps everything takes on the slow device: many times what these models need by themselves."""
+
+_WORK = bytes(20_000)  # to hash it takes some 20 microseconds, in which other threads have the interpreter's lock
+
+_AHEAD = 0.005
+"""Seconds by which calls go ahead of the device."""
 
 
 def step_flops(profile: ModelProfile) -> float:
@@ -42,67 +42,35 @@ def with_flops_as_seconds(profile: ModelProfile, flops_per_second: float) -> Mod
     return replace(profile, layers=tuple(map(of, profile.layers)), loss=of(profile.loss))
 
 
-def paced(
-    sources: Sequence[LayerSource],
-    profile: ModelProfile,
-    batch: tuple[Any, Any],
-    loss: Callable[..., Tensor],
-    step_seconds: float,
-) -> list[LayerSource]:
-    """The layers on a slow device, where each takes its part of a step's seconds by its FLOPs.
+class SlowDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, operators take the seconds of their FLOPs, in forwards and in backwards.
 
-    What a layer computes by itself is measured first; it waits for the rest, in each forward and each backward.
+    As on an accelerator, calls go ahead of what is computed, so that the time of a call is hidden as long as the device
+    has something to do; the end of the context waits for all of it. A core is kept busy meanwhile, because one that
+    sleeps runs slower afterwards.
 
     Args:
-        sources: the layers.
-        profile: their FLOPs.
-        batch: the first layer's input, and the targets.
-        loss: takes the last layer's output and the targets.
-        step_seconds: what a step that keeps everything takes.
+        flops_per_second: the device's speed. Operators without FLOPs take no time on the device.
     """
-    # Timing changes batch norm's statistics.
-    sources = [replace(source, build=partial(copy.deepcopy, source.build())) for source in sources]
-    alone = time_layers(profile, sources, batch, loss, dtype=torch.float32)
-    slow = with_flops_as_seconds(profile, step_flops(profile) / step_seconds)
-    made = []
-    for source, row, own in zip(sources, slow.layers, alone.layers, strict=True):
-        forward = max(0.0, row.forward_seconds - own.forward_seconds)
-        backward = max(0.0, row.backward_seconds - own.backward_seconds)
-        made.append(replace(source, around=_Waiting(forward, backward)))
-    return made
+
+    def __init__(self, flops_per_second: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._flops_per_second = flops_per_second
+        self._idle_from = 0.0  # when the device has done all that it was called for
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = perf_counter()
+        made = func(*args, **(kwargs or {}))
+        if flops := operator_flops(func, args, kwargs or {}, made):
+            self._idle_from = max(self._idle_from, called) + flops / self._flops_per_second
+            _compute_until(self._idle_from - _AHEAD)
+        return made
+
+    def __exit__(self, *reason: Any) -> None:
+        _compute_until(self._idle_from)
+        super().__exit__(*reason)
 
 
-class _Waiting:
-    """Wraps a layer's function, which then takes seconds more, forward and backward."""
-
-    def __init__(self, forward: float, backward: float) -> None:
-        self._forward, self._backward = forward, backward
-
-    def __call__(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def forward(value: Any) -> Any:
-            time.sleep(self._forward)  # at the beginning, as a layer that runs again stops when it has what is needed
-            given = self._slow_backward(value)  # it waits when the layer's backward has given its input a gradient
-            output = function(given)
-            return output if given is not value else self._slow_backward(output)
-
-        return forward
-
-    def _slow_backward(self, value: Any) -> Any:
-        """The same, with a backward that waits behind its first tensor that has one; ``value`` itself if none has."""
-        first = next((tensor for tensor in flatten(value)[0] if tensor.requires_grad), None)
-        if first is None or not torch.is_grad_enabled():
-            return value
-        waiting = _WaitBackward.apply(first, self._backward)  # type: ignore[no-untyped-call]
-        return map_tensors(lambda tensor: waiting if tensor is first else tensor, value)
-
-
-class _WaitBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
-        return gradients[0], None
+def _compute_until(moment: float) -> None:
+    while perf_counter() < moment:
+        blake2b(_WORK)

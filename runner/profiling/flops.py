@@ -7,6 +7,7 @@ has no formula for the CPU's attention, which is what fake tensors of a model fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-__all__ = ["FlopCounter"]
+__all__ = ["FlopCounter", "operator_flops"]
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,11 +31,21 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        operator = getattr(func, "overloadpacket", None)
-        formula: Any = _OF_THE_CPU.get(operator) or flop_registry.get(operator)
-        if formula is not None:
-            self.total += float(formula(*args, **(kwargs or {}), out_val=made))
+        self.total += operator_flops(func, args, kwargs or {}, made)
         return made
+
+
+def operator_flops(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> float:
+    """The floating-point operations of one call of an operator; 0 if there is no formula for it.
+
+    Args:
+        operator: the operator, as a dispatch mode is given it.
+        args, kwargs: its arguments.
+        made: what it has returned.
+    """
+    packet = getattr(operator, "overloadpacket", None)
+    formula: Any = _OF_THE_CPU.get(packet) or flop_registry.get(packet)
+    return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=made))
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
