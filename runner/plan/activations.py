@@ -141,10 +141,10 @@ def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:
 
 def _depth_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
     for number, program in enumerate(plan.stages):
-        if (deepest := depth(program)) > DEEPEST:
+        if depth(program) > DEEPEST:
             section = config.activation_checkpoint
             rule = f"must put at most {DEEPEST} segments inside of each other"
-            why = f"Stage {number} has {deepest}, each of them a call that waits for the ones inside"
+            why = f"Stage {number} has more, each of them a call that waits for the ones inside"
             fix = "a policy that keeps more, or more stages"
             yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
 

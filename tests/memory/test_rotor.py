@@ -8,11 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from plan_profiles import layer, model
+from test_budgets import KEPT
 
 from runner.memory.solve.build import Cut, Keep, program_of
+from runner.memory.solve.long_chains import in_groups
+from runner.memory.solve.program import check_program
 from runner.memory.solve.solvers.in_flight import FirstForward
 from runner.memory.solve.solvers.persistent import ChainCosts, PersistentPlan
-from runner.memory.solve.values import ChainProgram
+from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.values import ChainProgram, StageChain
+from runner.plan.choices import program_cost
 
 
 class Part(NamedTuple):
@@ -169,3 +175,22 @@ def test_what_first_forwards_leave_and_what_second_runs_take_are_bounded_apart()
                     first = first + 1 if until is None else until
                     assert left >= 0
                 assert spent == seconds
+
+
+def test_a_chain_of_very_many_layers_is_planned_in_groups() -> None:
+    """A thousand layers would take minutes and gigabytes; all programs are of the layers themselves."""
+    long = StageChain(model([layer(**KEPT)] * 1000), 1, 998)
+    programs = [each.program for each in STRATEGIES["rotor"].candidates(long)]  # type: ignore[misc]
+    assert len(programs) > 10
+    assert all(check_program(program, 1, 998) is None for program in programs if isinstance(program, tuple))
+    fastest = min(program_cost(long, program).seconds for program in programs[1:])
+    assert fastest < 1.1 * program_cost(long, programs[0]).seconds
+    least = min(program_cost(long, program).peak_bytes for program in programs)
+    assert least < 1.1 * program_cost(long, STRATEGIES["chen_sqrt"](long)).peak_bytes
+
+
+def test_few_layers_are_planned_one_by_one() -> None:
+    chain = StageChain(model([layer(**KEPT)] * 12), 2, 9)
+    alone = list(STRATEGIES["rotor"].candidates(chain))  # type: ignore[misc]
+    assert list(in_groups(STRATEGIES["rotor"].candidates, chain, 8)) == alone  # type: ignore[arg-type]
+    assert list(in_groups(STRATEGIES["rotor"].candidates, chain, 4)) != alone  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from runner.memory.solve.program import DEEPEST
 from runner.memory.solve.values import ChainProgram, Segment
 
 __all__ = ["Cut", "Decide", "Keep", "equal_parts", "program_of"]
@@ -51,20 +52,23 @@ Decide = Callable[[int, int, State], "Keep[State] | Cut[State]"]
 """A function from the first and the last layer of a part, and a state, to a decision about its first layers."""
 
 
-def program_of(first: int, last: int, state: State, decide: Decide[State]) -> ChainProgram:
+def program_of(first: int, last: int, state: State, decide: Decide[State], level: int = 0) -> ChainProgram:
     """The program that follows from decisions.
+
+    Segments that would be nested deeper than can be run are left out, so that the program is one level too deep.
 
     Args:
         first, last: indices of the layers in the whole model, inclusive.
         state: the state with which the first decision is asked for.
         decide: makes a decision.
+        level: the number of segments around these layers.
     """
     program = []
     while first <= last:
         made = decide(first, last, state)
         inside: ChainProgram = ()
-        if isinstance(made, Cut) and made.last > first:
-            inside = program_of(first, made.last, made.inside, decide)
+        if isinstance(made, Cut) and made.last > first and level < DEEPEST:
+            inside = program_of(first, made.last, made.inside, decide, level + 1)
         save_ops = made.save_ops if isinstance(made, Cut) else None
         program.append(Segment(first, made.last, recompute=isinstance(made, Cut), save_ops=save_ops, inside=inside))
         first, state = made.last + 1, made.rest

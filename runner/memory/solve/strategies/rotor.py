@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.memory.solve.build import Cut, Keep, program_of
+from runner.memory.solve.long_chains import in_groups
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Option, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
@@ -25,7 +26,16 @@ _OFFERS = 64  # programs that are offered, evenly over the budgets at which the 
 _SHARES = 8  # with several micro-batches in flight: sizes of the memory in which a part is run again
 
 
+_LONGEST = (
+    200  # layers of which each is decided by itself; the solver takes 0.7 s then, and eight times for twice as many
+)
+
+
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
+    yield from in_groups(_of_chain, chain, _LONGEST)
+
+
+def _of_chain(chain: StageChain) -> Iterator[Candidate]:
     """The program that keeps everything, and the fastest ones of less and less memory."""
     yield Candidate("rotor", (Segment(chain.first, chain.last),))
     plan = persistent_plan(chain)
