@@ -68,7 +68,7 @@ class SlowDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *reason: Any) -> None:
         _compute_until(self._idle_from)
-        super().__exit__(*reason)
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
 
 
 def _compute_until(moment: float) -> None:
