@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from runner.memory.solve.strategies import options_by_key, owners_of
+from runner.memory.solve.weights import WEIGHT_STRATEGIES
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -190,12 +191,18 @@ class OffloadConfig:
     fraction: float | None = None  # weights=granular: this share of each stage's layers; null = what memory_limit asks
     frozen_only: bool = False  # with weights: only frozen ones, which nobody writes back
     drive: str | None = None  # folder on a drive: moved activations, or weights, are in files there, not in host memory
+    scope: str = "activations"  # what a strategy named by activations chooses among: activations, weights, all
     activations: str = "none"  # save_on_cpu, or a strategy: which saved tensors are in host memory until their backward
     ratio: float = 1.0  # share of the optimizer states that is offloaded
     nvme_path: str | None = None  # folder on the NVMe drive
     delay_from: int | None = None  # from this step on, the host updates during the next step: one step late
     delay_seconds: float = 0.0  # for experiments: added to every move of a layer's activations to the host or back
     bytes_per_second: float | None = None  # for experiments: speed of these moves in one direction; null = not limited
+
+    def __post_init__(self) -> None:
+        """A strategy of activations that chooses among weights is a strategy of weights."""
+        if self.scope == "weights" and self.activations in WEIGHT_STRATEGIES and self.weights == "none":
+            self.weights, self.activations = self.activations, "none"
 
 
 def _with_keys_of_strategies(section: type[Section]) -> type[Section]:

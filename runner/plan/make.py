@@ -44,6 +44,8 @@ from runner.schedule.values import Program, Schedule
 
 __all__ = ["make_plan", "plan_problems"]
 
+_SHORTEST_WAIT = 1e-9  # seconds; less is the rounding of sums
+
 
 def make_plan(
     config: RunConfig,
@@ -339,7 +341,10 @@ def _host_waits(draft: Draft, time: TimePrediction) -> str:
         return "the measured seconds contain what waits for them"
     if draft.host_link.bytes_per_second is None:
         return "the host link's speed is not known, they count as free: set hardware.host_link_bytes_per_second"
-    return f"a rank's computes wait up to {format_seconds(max(time.host_seconds))} for them"
+    waits = max(time.host_seconds)
+    if waits < _SHORTEST_WAIT:
+        return "no compute waits for them"
+    return f"a rank's computes wait up to {format_seconds(waits)} for them"
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

@@ -39,6 +39,7 @@ def plan_weights(
     *,
     limit_bytes: int,
     peaks: RankPeaks,
+    copy_seconds: Callable[[float], float],
 ) -> tuple[WeightPlan, ModelProfile]:
     """The units of each stage, and the profile with what they cost.
 
@@ -50,6 +51,7 @@ def plan_weights(
         schedule: the schedule of one replica.
         limit_bytes: the memory limit of a rank.
         peaks: predicts memory, for a strategy that reads it.
+        copy_seconds: see :class:`runner.memory.solve.values.StageChain`.
     """
     strategy = WEIGHT_STRATEGIES.get(config.offload.weights)
     if strategy is None:
@@ -62,7 +64,7 @@ def plan_weights(
     by_budget = strategy.reads_budget and options.fraction is None
 
     def chosen() -> WeightPlan:
-        stages = (StageUnits(own, over, options) for own, over in zip(units, excess, strict=True))
+        stages = (_stage(own, over, options, profile, copy_seconds) for own, over in zip(units, excess, strict=True))
         return WeightPlan(tuple(tuple(strategy.choose(stage)) for stage in stages), options.frozen_only)
 
     planned = chosen()
@@ -78,6 +80,20 @@ def plan_weights(
         planned = chosen()
         made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile))
     return planned, made
+
+
+def _stage(
+    units: Sequence[WeightUnit],
+    excess: int | None,
+    options: WeightOptions,
+    profile: ModelProfile,
+    copy_seconds: Callable[[float], float],
+) -> StageUnits:
+    layers = [profile.layers[unit.first : unit.last + 1] for unit in units]
+    forward = [sum(layer.forward_seconds for layer in own) for own in layers]
+    backward = [sum(layer.backward_seconds for layer in own) for own in layers]
+    copying = [copy_seconds(unit.weight_bytes) for unit in units]
+    return StageUnits(units, excess, options, forward, backward, copying)
 
 
 def turns_of_ranks(

@@ -21,7 +21,7 @@ from runner.engine.options import EngineOptions
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.weight_swap import WeightSwap
 from runner.memory.solve.residency import Run, WeightUnit, rank_turns
-from runner.memory.solve.weights.granular import least_set, taken_bytes
+from runner.memory.solve.weight_sets import least_set, taken_bytes
 from runner.model.data import load_loss
 from runner.model.freeze import frozen
 from runner.model.layers import StageModule, load_layers

@@ -9,6 +9,7 @@ from runner.config.rules.memory import TO_HOST
 from runner.config.rules.table import Row, Table, value_at
 from runner.config.rules.values import at_least, belongs, is_given, one_of
 from runner.config.schema import RunConfig
+from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.weights import WEIGHT_STRATEGIES
 from runner.optim.catalogue.registry import find_optimizer
@@ -16,6 +17,9 @@ from runner.optim.catalogue.registry import find_optimizer
 __all__ = ["WEIGHTS"]
 
 _WEIGHTS = "offload.weights"
+_SCOPE = "offload.scope"
+_SCOPES = ("activations", "weights", "all")
+_ON_WEIGHTS = [name for name, offload in OFFLOADS.items() if offload.choose_weights is not None]
 
 
 def _moves(config: RunConfig) -> bool:
@@ -137,6 +141,30 @@ WEIGHTS: Table[RunConfig] = Table(
             fix="activation_checkpoint=full",
             value=lambda c: value_at(c, "activation_checkpoint.name"),
             when=_is_layer_by_layer,
+        ),
+        one_of(_SCOPE, _SCOPES),
+        Row(
+            _SCOPE,
+            lambda c: c.offload.scope == "all",
+            "must be activations or weights",
+            "Moved activations and moved weights both replace what autograd saves, and would take it from each other",
+            fix="offload.scope=weights",
+        ),
+        Row(
+            _SCOPE,
+            lambda c: c.offload.scope == "weights" and c.offload.activations != "none",
+            "must be activations with offload.activations={offload.activations}",
+            f"It chooses by what layers save; {', '.join(_ON_WEIGHTS)} choose among weights, too",
+            fix="offload.scope=activations",
+            when=lambda c: not _moves(c),
+        ),
+        Row(
+            _SCOPE,
+            lambda c: c.offload.scope == "weights" and c.offload.activations == "none",
+            "belongs to offload.activations=" + ", ".join(_ON_WEIGHTS),
+            "No strategy is named that could choose",
+            fix="offload=activations_greedy",
+            when=lambda c: not _moves(c),
         ),
         at_least("offload.blocks", 1),
         Row(

@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from runner.errors import Problem, RequestError
+from runner.memory.solve.residency import WeightUnit
 from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
+from runner.memory.solve.weight_sets import first_of_orders
+from runner.memory.solve.weight_strategy import Choose, StageUnits
 
-__all__ = ["Offload", "chain_program", "first_layers", "move_all", "moving", "prefixes"]
+__all__ = ["Offload", "chain_program", "first_layers", "first_weights", "move_all", "moving", "prefixes"]
 
 Mover = Callable[[StageChain, ChainProgram], ChainProgram]
 """A function from a stage's chain and the program of its activation policy to the same program with moves."""
@@ -41,6 +44,8 @@ class Offload:
         peers: whether a rank may keep everything and lend micro-batches to another one, where that is faster than its
             own program.
         lends: whether ranks above their limit lend micro-batches to others; its programs move nothing to a host then.
+        choose_weights: chooses among a stage's weights instead, with ``offload.scope=weights``; None: its way to choose
+            is of what layers save.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Offload:
     recuts: bool = False
     lends: bool = False
     peers: bool = False
+    choose_weights: Choose | None = None
 
     def over(self, policy: Strategy) -> Strategy:
         """The activation policy with moves.
@@ -129,6 +135,11 @@ def move_all(chain: StageChain, program: ChainProgram) -> ChainProgram:
 def first_layers(name: str) -> Offers:
     """The candidates of a strategy that moves the first layers of a stage, none to all."""
     return lambda chain, program: prefixes(name, program, chain.indices)
+
+
+def first_weights(stage: StageUnits) -> list[WeightUnit]:
+    """The weights of the first layers, which are not used for the longest time, as few as the limit asks for."""
+    return first_of_orders(stage.units, stage.excess_bytes or 0, [range(len(stage.units))])
 
 
 def prefixes(name: str, program: ChainProgram, order: Iterable[int]) -> Iterator[Candidate]:

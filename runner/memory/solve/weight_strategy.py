@@ -34,11 +34,16 @@ class StageUnits:
         units: the parts of the stage whose weights can move, in order: layers, or segments that are computed again.
         excess_bytes: what its device must be rid of; None if it is not known yet, or nothing is too much.
         options: the options of the request.
+        forward, backward: seconds of each unit's layers.
+        copying: seconds of the copy of each unit's weights, in one direction.
     """
 
     units: Sequence[WeightUnit]
     excess_bytes: int | None
-    options: WeightOptions
+    options: WeightOptions = WeightOptions()
+    forward: Sequence[float] = ()
+    backward: Sequence[float] = ()
+    copying: Sequence[float] = ()
 
 
 Choose = Callable[[StageUnits], Sequence[WeightUnit]]

@@ -135,6 +135,7 @@ def _planned_weights(
         draft.schedule,
         limit_bytes=draft.limit_bytes,
         peaks=peaks,
+        copy_seconds=draft.host_link.seconds,
     )
 
 

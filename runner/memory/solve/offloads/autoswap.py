@@ -22,8 +22,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runner.memory.solve.offload import Offload, move_all, prefixes
+from runner.memory.solve.residency import WeightUnit
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.memory.solve.weight_sets import first_of_orders
+from runner.memory.solve.weight_strategy import StageUnits
 
 __all__ = ["OFFLOAD", "Scores"]
 
@@ -100,10 +103,22 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
         [layer.backward_seconds for layer in layers],
         [chain.copy_seconds(num_bytes) for num_bytes in saved],
     )
-    kinds = [_shares(each) for each in (scores.durations(), scores.areas(), scores.weighted(), scores.submodular())]
-    orders = dict.fromkeys(tuple(_ranked(kinds, weights)) for weights in _weights())
-    offered = (prefixes("autoswap", program, [chain.first + at for at in order]) for order in orders)
+    orders = ([chain.first + at for at in order] for order in _orders(scores))
+    offered = (prefixes("autoswap", program, order) for order in orders)
     yield from {each.program: each for candidates in offered for each in candidates}.values()
+
+
+def _weights_by_scores(stage: StageUnits) -> list[WeightUnit]:
+    """The weights that are ranked first, as few as the limit asks for; between forwards and backwards none is used."""
+    sizes = [float(unit.device_bytes) for unit in stage.units]
+    orders = _orders(Scores(sizes, stage.forward, stage.backward, stage.copying))
+    return first_of_orders(stage.units, stage.excess_bytes or 0, orders)
+
+
+def _orders(scores: Scores) -> list[tuple[int, ...]]:
+    """What has these scores, by number, in the orders of all weighted sums."""
+    kinds = [_shares(each) for each in (scores.durations(), scores.areas(), scores.weighted(), scores.submodular())]
+    return list(dict.fromkeys(tuple(_ranked(kinds, weights)) for weights in _weights()))
 
 
 def _ranked(kinds: Sequence[Sequence[float]], weights: Sequence[float]) -> list[int]:
@@ -114,7 +129,7 @@ def _ranked(kinds: Sequence[Sequence[float]], weights: Sequence[float]) -> list[
 
 def _shares(scores: Sequence[float]) -> list[float]:
     """Scores as parts of the largest one."""
-    largest = max(map(abs, scores)) or 1.0
+    largest = max(map(abs, scores), default=0.0) or 1.0
     return [score / largest for score in scores]
 
 
@@ -134,4 +149,5 @@ OFFLOAD = Offload(
     about="the layers that are ranked first by weighted scores of their absence, as few as fit into memory_limit",
     candidates=_candidates,
     plans_arena=True,
+    choose_weights=_weights_by_scores,
 )

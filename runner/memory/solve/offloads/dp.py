@@ -8,6 +8,7 @@ from runner.memory.solve.offload import Offload, move_all, prefixes
 from runner.memory.solve.planned_moves import planned_moves, with_neighbours
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.memory.solve.weight_sets import least_set
 
 __all__ = ["OFFLOAD"]
 
@@ -24,4 +25,5 @@ OFFLOAD = Offload(
     about="the layers whose moves cost least time under memory_limit and the link's speed, by dynamic programming",
     candidates=_candidates,
     alone=True,
+    choose_weights=lambda stage: least_set(stage.units, stage.excess_bytes or 0),
 )

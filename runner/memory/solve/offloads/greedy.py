@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.offload import Offload, first_layers, move_all
+from runner.memory.solve.offload import Offload, first_layers, first_weights, move_all
 
 __all__ = ["OFFLOAD"]
 
@@ -13,4 +13,5 @@ OFFLOAD = Offload(
     source="Beaumont et al. 2020, Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training",
     about="the first layers are moved, as few as fit into memory_limit: they are away for the longest time",
     candidates=first_layers("greedy"),
+    choose_weights=first_weights,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.offload import Offload, first_layers, move_all
+from runner.memory.solve.offload import Offload, first_layers, first_weights, move_all
 
 __all__ = ["OFFLOAD"]
 
@@ -13,5 +13,6 @@ OFFLOAD = Offload(
     source="Wan et al. 2025, PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization",
     about="the first layers of the stages whose micro-batches wait longest are moved, as few as fit into memory_limit",
     candidates=first_layers("pipeoffload"),
+    choose_weights=first_weights,
     by_lifetime=True,
 )

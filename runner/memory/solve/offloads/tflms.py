@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.memory.solve.offload import Offload, moving
+from runner.memory.solve.offload import Offload, first_weights, moving
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
 
@@ -31,4 +31,5 @@ OFFLOAD = Offload(
     source="Le et al. 2018, TFLMS: Large Model Support in TensorFlow by Graph Rewriting",
     about="what is away for longer than a threshold is moved, and how far ahead it comes back is searched with it",
     candidates=_candidates,
+    choose_weights=first_weights,
 )
