@@ -237,6 +237,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "two outputs": lambda: Layer(lambda m, x: (lambda p: x @ p[0].t() @ p[1])(halved(m.w))),
     "one output of two": lambda: Layer(lambda m, x: x @ halved(m.w)[1].t()),
     "chunks": lambda: Layer(lambda m, x: x @ torch.cat(cubed(m.w).chunk(3), 1).view(6, 6)),
+    "pieces": lambda: Layer(lambda m, x: by_pieces(m.w, x)),
+    "pieces in a checkpoint": lambda: Layer(lambda m, x: checkpoint(by_pieces, m.w, x, use_reentrant=False)),
     "product of its own": lambda: Layer(lambda m, x: fused(x.flatten(0, 1), cubed(m.w))),
     "times the input": lambda: Layer(lambda m, x: x * cubed(m.g) + (1 + m.w[0])),
     "looked up": lambda: Layer(looked_up),
@@ -251,6 +253,11 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         inside=nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 6)), nn.Tanh()),
     ),
 }  # fmt: skip
+
+
+def by_pieces(weight: Tensor, x: Tensor) -> Tensor:
+    """A product with each part of a weight."""
+    return torch.cat([functional.linear(x, piece) for piece in torch.split(weight, 3)], -1)
 
 
 def changed(m: Any, x: Tensor) -> Tensor:
@@ -355,6 +362,7 @@ def ran_in(name: str, *, first: bool = False) -> tuple[Counter[str], Counter[str
         ("used three times", False, {}, {"cubed": 1}, 1), ("in turns", False, {}, {"cubed": 1}, 1),
         ("twice transformed", True, {}, {"cubed": 1}, 1), ("recurrent", False, {}, {"cubed": 1}, 2),
         ("by itself", False, {}, {"cubed": 2}, 2), ("two outputs", False, {}, {"halved": 1}, 1),
+        ("pieces", False, {}, {}, 1), ("pieces in a checkpoint", False, {}, {}, 0),
         ("product of its own", False, {"fused": 1}, {"cubed": 1}, 1), ("times the input", False, {}, {"cubed": 1}, 2),
         ("looked up", True, {}, {}, 2), ("bias of a function", False, {}, {"cubed": 2}, 2),
         ("depends on the input", False, {}, {"cubed": 1}, 1), ("between its uses", False, {"cubed": 1}, {}, 0),

@@ -22,8 +22,9 @@ _REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
 _VIEWS = frozenset(
     {
         "AliasBackward0", "CloneBackward0", "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0",
-        "SelectBackward0", "SliceBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "TBackward0",
-        "ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
+        "SelectBackward0", "SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0", "SqueezeBackward0",
+        "SqueezeBackward1", "SqueezeBackward2", "TBackward0", "ToCopyBackward0", "TransposeBackward0",
+        "UnbindBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
     }
 )  # fmt: skip
 
