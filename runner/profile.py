@@ -7,7 +7,7 @@ the layers, from measured times. Plans and memory policies only read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ __all__ = [
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
+    "Pairs",
     "PROFILE_FILE",
     "Recomputation",
     "SecondsSource",
@@ -32,6 +33,8 @@ __all__ = [
 PROFILE_FILE = "profile.json"
 
 SecondsSource = Literal["measured", "estimated"]
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,13 @@ class SplitBackward:
             weights' own when the whole stage's I has ended, and are alive until then.
         chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage; None = not
             known, that value is used.
-        undivided_bytes, chained_undivided_bytes: like these two, if I makes the gradients of all weights, as it does
-            for a layer that is run again; None = not known, those gradients are added to the peak of a backward.
+        beside_output_bytes: like this one, if the layer's output stays alive, because the W of the layer that follows
+            needs it; None = not known, ``transient_bytes`` is used.
+        undivided_bytes, chained_undivided_bytes: like the first two, if I makes the gradients of all weights, as it
+            does for a layer that is run again; None = not known, those gradients are added to the peak of a backward.
+        handed_bytes, handed_undivided_bytes: like ``beside_output_bytes`` and ``chained_undivided_bytes``, see
+            :attr:`LayerProfile.handed_backward_bytes`.
+        asking_bytes: see :attr:`LayerProfile.asking_bytes`; of an I that makes the gradients of all weights.
     """
 
     deferred_bytes: int
@@ -91,12 +99,25 @@ class SplitBackward:
     chained_transient_bytes: int | None = None
     undivided_bytes: int | None = None
     chained_undivided_bytes: int | None = None
+    beside_output_bytes: int | None = None
+    handed_bytes: Pairs = ()
+    handed_undivided_bytes: Pairs = ()
+    asking_bytes: int = 0
 
-    @property
-    def inner_bytes(self) -> int:
-        """Peak of I if another layer of its stage follows."""
-        known = self.chained_transient_bytes
+    def inner_bytes(self, *, keeps_output: bool) -> int:
+        """Peak of I if another layer of its stage follows, whose W may need this layer's output."""
+        known = self.beside_output_bytes if keeps_output else self.chained_transient_bytes
         return self.transient_bytes if known is None else known
+
+    def with_more(self, num_bytes: int) -> SplitBackward:
+        """With so many bytes more that are alive while I runs."""
+        chained, beside = self.chained_transient_bytes, self.beside_output_bytes
+        return replace(
+            self,
+            transient_bytes=self.transient_bytes + num_bytes,
+            chained_transient_bytes=None if chained is None else chained + num_bytes,
+            beside_output_bytes=None if beside is None else beside + num_bytes,
+        )
 
     def with_kept_share(self, backward: float, of_input: float, alone: float) -> SplitBackward:
         """With a share that follows from FLOPs or seconds.
@@ -219,6 +240,10 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
+        handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
+            although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
+            in ``output``; empty for a layer that makes a single tensor.
+        asking_bytes: what its backward makes before it asks for the first tensor that autograd has saved.
         backward_made_bytes: most bytes at once of what its backward makes, the gradient of its input among them,
             without what it frees; None = not known.
         stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
@@ -262,6 +287,8 @@ class LayerProfile:
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    handed_backward_bytes: Pairs = ()
+    asking_bytes: int = 0
     backward_made_bytes: int | None = None
     statistics_bytes: int = 0
     stopped_forward_bytes: int | None = None
@@ -424,7 +451,9 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     }
     split = document.pop("split", None)
     if split is not None:
-        split["kept"] = tuple((name, reason) for name, reason in split["kept"])
+        for pairs in ("kept", "handed_bytes", "handed_undivided_bytes"):
+            split[pairs] = _pairs(split.get(pairs, ()))
+    handed = _pairs(document.pop("handed_backward_bytes", ()))
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     reads = document.pop("reads", None)
@@ -441,9 +470,14 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         saves=saves,
         reads=None if reads is None else tuple(reads),
         shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
+        handed_backward_bytes=handed,
         fills=fills,
         trained_shapes=shapes,
     )
+
+
+def _pairs(document: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in document)
 
 
 def read_profile(run_dir: Path) -> ModelProfile:

@@ -154,7 +154,7 @@ def _row(row: LayerProfile, forward: int, backward: int, unit: WeightUnit | None
         backward_transient_bytes=row.backward_transient_bytes + backward,
         chained_backward_bytes=None if chained is None else chained + backward,
         unsaved_forward_bytes=None if unsaved is None else unsaved + forward,
-        split=None if split is None else replace(split, transient_bytes=split.transient_bytes + backward),
+        split=None if split is None else split.with_more(backward),
     )
     if unit is None:
         return made

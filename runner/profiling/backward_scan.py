@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,18 @@ from torch import Tensor
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 
-__all__ = ["as_leaf", "chained_backward_bytes", "later", "stopped_forward_bytes"]
+__all__ = [
+    "Run",
+    "as_leaf",
+    "asking_bytes",
+    "backward_peak_bytes",
+    "handed_peaks",
+    "stopped_forward_bytes",
+    "whole_backward",
+]
+
+Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], Any]
+"""Takes the ends of a graph, gradients for them, and the leaves of the input; returns what must stay alive."""
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
@@ -19,25 +30,99 @@ def as_leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def chained_backward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
-    """Run ``function`` forward and backward; return its peak bytes above its saved tensors and output gradient.
+def whole_backward(ends: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> None:
+    """B, which adds each gradient to its leaf's own."""
+    torch.autograd.backward(ends, gradients)
+
+
+def backward_peak_bytes(
+    run: Run,
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    *,
+    handed: Collection[int] = (),
+    keeps_output: bool = False,
+) -> int:
+    """Run ``function`` forward and backward, as if other layers followed it in its stage.
 
     Args:
+        run: the kind of backward.
         function: a layer or loss; the gradients of its weights are allocated already.
         value: its input: tensors in containers.
         tracker: active; its peak is reset.
+        handed: positions, among the tensors of the output that require gradients, of those that leave the stage. The
+            stage's caller holds them and their gradients; what becomes of the others is up to autograd.
+        keeps_output: whether the whole output stays alive, as the second part of a later layer's backward needs it.
+
+    Returns:
+        its peak bytes above its saved tensors and the gradients of its output.
     """
-    output = function(enter_graph(map_tensors(as_leaf, value)))
-    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-    if not roots:
+    given = map_tensors(as_leaf, value)
+    outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
+    if not outputs:
         return 0
-    gradient_bytes = sum(root.numel() * root.element_size() for root in roots)
-    ends = [later(root) for root in roots]
-    del output, roots
-    before = tracker.live + gradient_bytes
+    ends = [output if at in handed else _later(output) for at, output in enumerate(outputs)]
+    gradients = [torch.ones_like(end) for end in ends]
+    coming = sum(output.nbytes for at, output in enumerate(outputs) if at not in handed)
+    kept = outputs if keeps_output else []
+    del outputs
+    before = tracker.live + coming
     tracker.reset_peak()
-    torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
+    run(ends, gradients, leaves)
+    del kept
     return max(0, tracker.peak - before)
+
+
+def handed_peaks(
+    run: Run,
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    own: Mapping[int, int],
+    *,
+    keeps_output: bool = False,
+) -> tuple[tuple[int, int], ...]:
+    """:func:`backward_peak_bytes` for each of several tensors of the output, if that one leaves the stage.
+
+    Args:
+        own: the positions of the tensors as in ``handed``, each with the place that stands for it in the result.
+        run, function, value, tracker, keeps_output: see there.
+    """
+    return tuple(
+        (place, backward_peak_bytes(run, function, value, tracker, handed=(at,), keeps_output=keeps_output))
+        for at, place in own.items()
+    )
+
+
+def asking_bytes(run: Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
+    """Run ``function`` forward and backward; return what the backward has made when it asks for the first saved tensor.
+
+    If the layer is run again in its backward, it runs again then. The bytes are the peak if nothing is asked for.
+
+    Args:
+        run, function, value, tracker: see :func:`backward_peak_bytes`.
+    """
+    given, seen = map_tensors(as_leaf, value), list[int]()
+
+    def note(tensor: Tensor) -> Tensor:
+        seen.append(tracker.live)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), note):
+        outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
+    if not outputs:
+        return 0
+    gradients = [torch.ones_like(output) for output in outputs]
+    before = tracker.live
+    tracker.reset_peak()
+    run(outputs, gradients, leaves)
+    return max(0, (seen[0] if seen else tracker.peak) - before)
+
+
+def _with_gradients(value: Any) -> list[Tensor]:
+    """The tensors in a nest that require gradients."""
+    return [tensor for tensor in flatten(value)[0] if tensor.requires_grad]
 
 
 def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
@@ -46,7 +131,7 @@ def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: L
     The peak counts from what was alive before the call.
 
     Args:
-        function, value, tracker: see :func:`chained_backward_bytes`.
+        function, value, tracker: see :func:`backward_peak_bytes`.
     """
     before, seen = tracker.live, 0
     tracker.reset_peak()
@@ -74,7 +159,7 @@ class _Later(torch.autograd.Function):
         return torch.ones(**ctx.like)
 
 
-def later(output: Tensor) -> Tensor:
+def _later(output: Tensor) -> Tensor:
     """What stands for the end of the layers that follow an output; a backward begins there."""
     end: Tensor = _Later.apply(output)  # type: ignore[no-untyped-call]  # torch's own
     return end

@@ -16,7 +16,14 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
-from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
+from runner.profiling.backward_scan import (
+    as_leaf,
+    asking_bytes,
+    backward_peak_bytes,
+    handed_peaks,
+    stopped_forward_bytes,
+    whole_backward,
+)
 from runner.profiling.flops import FlopCounter
 from runner.profiling.operator_peaks import OperatorPeaks
 from runner.profiling.saved_scan import ForwardScan, scan_forward
@@ -46,7 +53,8 @@ def profile_call(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     with _own_gradients(trained):
         stopped = stopped_forward_bytes(function, value, tracker)
-        chained = chained_backward_bytes(function, value, tracker)
+        chained = backward_peak_bytes(whole_backward, function, value, tracker)
+        asking = asking_bytes(whole_backward, function, value, tracker)
         given = map_tensors(as_leaf, value)
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
         peaks = OperatorPeaks(tracker)
@@ -56,6 +64,7 @@ def profile_call(
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         shared = _SharedGradients(flatten(given)[0], numbers)
         backward_transient, made, backward_flops = _backward(roots, tracker)
+        own = _own_outputs(given, output, numbers)
         row = LayerProfile(
             name=name,
             **_weight_figures(parameters, buffers),
@@ -71,13 +80,15 @@ def profile_call(
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
             recomputation=scan.recomputation(forward_flops, second_peaks.__getitem__, numbered),
-            split=split_figures(function, value, tracker, module, backward_flops),
+            split=split_figures(function, value, tracker, module, backward_flops, own),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
             shared_gradients=shared.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained,
+            handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
+            asking_bytes=asking,
             backward_made_bytes=made,
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
             stopped_forward_bytes=stopped,
@@ -122,6 +133,20 @@ def _storages(
     tensors = [*inputs, *flatten(output)[0]]
     kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
     return tuple(sorted(kept)), {seen: numbers.of(t) for t, seen in zip(inputs, scan.given, strict=True)}
+
+
+def _own_outputs(given: Any, output: Any, numbers: StorageNumbers) -> dict[int, int]:
+    """The tensors of the output that require gradients and that the layer has made, if it has several such tensors.
+
+    Returns:
+        for each, its place among the tensors that require gradients, and its place in :attr:`LayerProfile.output`.
+    """
+    before = {numbers.of(tensor) for tensor in flatten(given)[0]}
+    tensors = flatten(output)[0]
+    places = {storage: at for at, storage in enumerate(dict.fromkeys(map(numbers.of, tensors)))}
+    roots = [numbers.of(tensor) for tensor in tensors if tensor.requires_grad]
+    own = {at: places[storage] for at, storage in enumerate(roots) if storage not in before}
+    return own if len(roots) > 1 else {}
 
 
 class _SharedGradients:

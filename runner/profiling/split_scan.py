@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from runner.model.split.backward import backward_input
 from runner.model.split.graph import Graph
 from runner.model.split.reasons import kept_in_input, waiting_bytes
 from runner.profile import SplitBackward
-from runner.profiling.backward_scan import as_leaf, later
+from runner.profiling.backward_scan import asking_bytes, backward_peak_bytes, handed_peaks
 from runner.profiling.flops import FlopCounter
 
 __all__ = ["split_figures"]
@@ -27,6 +28,7 @@ def split_figures(
     tracker: LiveTracker,
     module: nn.Module | None = None,
     backward_flops: float = 0.0,
+    own: Mapping[int, int] = MappingProxyType({}),
 ) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
@@ -36,12 +38,13 @@ def split_figures(
         tracker: active; its peak is reset.
         module: names the weights that ``function`` uses.
         backward_flops: FLOPs of a whole backward.
+        own: the tensors that may leave the stage, see :func:`runner.profiling.backward_scan.handed_peaks`.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
-    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    number, leaves = len(roots), [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
     kept, waiting = kept_in_input(roots, leaves), waiting_bytes(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
@@ -65,9 +68,13 @@ def split_figures(
         needed_gradient,
         transient,
         waiting_bytes=waiting,
-        chained_transient_bytes=_peak_of(_input_alone, function, value, tracker, chained=True),
-        undivided_bytes=_peak_of(_everything, function, value, tracker, chained=False),
-        chained_undivided_bytes=_peak_of(_everything, function, value, tracker, chained=True),
+        chained_transient_bytes=backward_peak_bytes(_input_alone, function, value, tracker),
+        beside_output_bytes=backward_peak_bytes(_input_alone, function, value, tracker, keeps_output=True),
+        undivided_bytes=backward_peak_bytes(_everything, function, value, tracker, handed=range(number)),
+        chained_undivided_bytes=backward_peak_bytes(_everything, function, value, tracker),
+        handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),
+        handed_undivided_bytes=handed_peaks(_everything, function, value, tracker, own),
+        asking_bytes=asking_bytes(_everything, function, value, tracker),
     )
     if not kept or module is None:
         return figures
@@ -78,10 +85,6 @@ def split_figures(
         kept_in_one_piece=any(each.in_one_piece for each in kept),
     )
     return figures.with_kept_share(backward_flops, flops.total, _flops_for_input(function, value))
-
-
-_Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], Any]
-"""Takes the ends of a graph, gradients for them, and the leaves of the input; returns what must stay alive."""
 
 
 def _input_alone(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:
@@ -98,29 +101,6 @@ def _everything(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tenso
     weights = [node.variable for node in graph.leaves if id(node.variable) not in given]
     wanted = [*leaves, *weights]
     return torch.autograd.grad(roots, wanted, gradients, allow_unused=True) if wanted else ()
-
-
-def _peak_of(run: _Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker, *, chained: bool) -> int:
-    """Run ``function`` forward and a kind of I; return the peak above its saved tensors and output gradient.
-
-    Args:
-        run: the kind of I.
-        function, value, tracker: see :func:`split_figures`.
-        chained: whether other layers follow, so that autograd alone holds the output and its gradient.
-    """
-    given = map_tensors(as_leaf, value)
-    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
-    if not roots:
-        return 0
-    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
-    gradient_bytes = sum(root.numel() * root.element_size() for root in roots)
-    if chained:
-        roots = [later(root) for root in roots]
-    gradients = [torch.ones_like(root) for root in roots]
-    before = tracker.live + (gradient_bytes if chained else 0)
-    tracker.reset_peak()
-    run(roots, gradients, leaves)
-    return max(0, tracker.peak - before)
 
 
 def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:

@@ -50,6 +50,11 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
+def test_a_second_run_waits_until_the_backward_asks_for_a_saved_tensor() -> None:
+    """The model's last layer has parts of a bias, whose gradients are made before."""
+    check(MODELS["ruDALL-E"](), 0, ("periodic every=4",), ())
+
+
 def normalizing_task() -> Task:
     """Layers whose running statistics weigh as much as their activations."""
     generator = torch.Generator().manual_seed(1)

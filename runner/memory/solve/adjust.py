@@ -26,7 +26,7 @@ from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import undivided_peaks, whole_peaks, with_undivided
+from runner.memory.solve.undivided import beside_callers, undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
 from runner.profile import LayerProfile, ModelProfile
 
@@ -148,13 +148,14 @@ class _Stage:
         running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
         waiting, chained = self._shared.behind(at), layer.chained_backward_bytes
         if chained is not None and at < len(self.chain) - 1:
-            chained = whole_peaks(layer).beside(self.tensors.callers_used_bytes(at))
+            chained = whole_peaks(layer).beside(self.tensors.callers_used(at))
         return self._row(
             at,
             saved,
             running,
             backward_transient_bytes=layer.backward_transient_bytes + waiting,
             chained_backward_bytes=None if chained is None else chained + waiting,
+            split=beside_callers(layer, self.tensors.callers_used(at)),
             backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
 

@@ -63,17 +63,12 @@ def _row(row: LayerProfile, moves: LayerMoves, back: int) -> LayerProfile:
     split = row.split
     if split is None:  # then W needs all that was saved, and it has been fetched
         split = SplitBackward(row.saved_bytes, 0, 0, row.backward_transient_bytes)
-    of_i = split.chained_transient_bytes
     return replace(
         row,
         saved_bytes=row.saved_bytes - moves.freed_bytes,
         moves=moves,
         forward_transient_bytes=row.forward_transient_bytes + moves.freed_bytes,
-        split=replace(
-            split,
-            transient_bytes=split.transient_bytes + back,
-            chained_transient_bytes=None if of_i is None else of_i + back,
-        ),
+        split=split.with_more(back),
     )
 
 

@@ -107,7 +107,7 @@ class SecondRun:
 
     def _inner(self, at: int) -> int:
         """The peak of the backward of a layer that another one follows."""
-        return self._peaks[at].beside(self._tensors.callers_used_bytes(at))
+        return self._peaks[at].beside(self._tensors.callers_used(at))
 
     def _again(self, walk: _Walk, part: Segment, *, is_last: bool) -> None:
         """Walk through a segment inside, which keeps only its input until its backward; the last one is not run yet."""
@@ -147,11 +147,15 @@ class SecondRun:
         walk.reach(walk.made + own_gradient + self._left_behind(walk, at) + self._inner(at))
 
     def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
-        """Walk through the last layer: the run stops when it has what the backward needs, and the backward begins."""
+        """Walk through the last layer: the run stops when it has what the backward needs, and the backward goes on.
+
+        The backward has begun before: the run waits until it asks for the first saved tensor.
+        """
         figures = recomputation(self._chain[at], save_ops)
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
-        walk.reach(walk.made + waiting + max(done, self._stopped_forward(at) - figures.kept_bytes))
+        running = max(done, self._stopped_forward(at) - figures.kept_bytes)
+        walk.reach(walk.made + waiting + running + self._peaks[at].asking)
         backward = self._last_backward(at) if self._leaves(at) else self._inner(at)
         walk.reach(walk.made + done + backward)
 

@@ -93,18 +93,18 @@ class StageTensors:
         own = self._chain[at].output
         return sum(each.gradient_bytes for each in own if self._last_use_of_leaving.get(each.storage, at + 1) <= at)
 
-    def callers_used_bytes(self, at: int) -> int:
-        """The part of :meth:`callers_gradient_bytes` that a layer's backward uses: it is not freed then.
+    def callers_used(self, at: int) -> dict[int, int]:
+        """The part of :meth:`callers_gradient_bytes` that a layer's backward uses, by storage: it is not freed then.
 
         The layer has made the tensor, or is the last whose autograd keeps it.
         """
         made, last_use = self.made(at), self._last_use_of_leaving
         leaving = (each for each in self._chain[at].output if each.storage in last_use)
-        return sum(
-            each.gradient_bytes
+        return {
+            each.storage: each.gradient_bytes
             for each in leaving
             if last_use[each.storage] == at or (each.storage in made and last_use[each.storage] < at)
-        )
+        }
 
     def shared_gradient_bytes(self, at: int) -> int:
         """What gradients of a layer's output that wait for its backward keep besides, as parts of larger tensors.

@@ -6,12 +6,14 @@ The gradients are alive until the whole stage's I has ended, and W has nothing l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
-from runner.profile import LayerProfile, SplitBackward
+from runner.profile import LayerProfile, Pairs, SplitBackward
 
-__all__ = ["BackwardPeaks", "undivided_peaks", "whole_peaks", "with_undivided"]
+__all__ = ["BackwardPeaks", "beside_callers", "undivided_peaks", "whole_peaks", "with_undivided"]
 
 _REASON = "layers are run again in the backward, and what was saved of them can then be read once"
 
@@ -23,20 +25,27 @@ class BackwardPeaks(NamedTuple):
         alone: if the layer is its stage's last one, whose output and gradient the caller holds.
         chained: if another layer of its stage follows; None = not known.
         waiting: gradients of its weights that are alive while the layers before it run backward.
+        handed: the same as ``chained``, if the stage's caller holds a tensor that the layer has made, and its
+            gradient; by the storage of this tensor. Empty = not known.
+        asking: what it makes before it asks for the first saved tensor.
     """
 
     alone: int
     chained: int | None
     waiting: int
+    handed: Mapping[int, int] = MappingProxyType({})
+    asking: int = 0
 
     @property
     def inner(self) -> int:
         """The peak if another layer of its stage follows, or the largest possible value if it is not known."""
         return self.alone if self.chained is None else self.chained
 
-    def beside(self, callers_bytes: int) -> int:
-        """As :attr:`inner`, if the caller holds so many bytes of the gradients that the layer uses, and frees none."""
-        return min(self.alone, self.inner + callers_bytes)
+    def beside(self, callers: Mapping[int, int]) -> int:
+        """As :attr:`inner`, if the caller holds some of the gradients that the layer uses: their bytes by storage."""
+        if len(callers) == 1 and (known := [self.handed[each] for each in callers if each in self.handed]):
+            return known[0]
+        return min(self.alone, self.inner + sum(callers.values()))
 
 
 def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
@@ -46,7 +55,10 @@ def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
         layer: the layer.
         waiting: gradients of weights that later layers share with earlier ones, less those that no longer wait.
     """
-    return BackwardPeaks(layer.backward_transient_bytes, layer.chained_backward_bytes, waiting)
+    handed = _by_storage(layer, layer.handed_backward_bytes)
+    return BackwardPeaks(
+        layer.backward_transient_bytes, layer.chained_backward_bytes, waiting, handed, layer.asking_bytes
+    )
 
 
 def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> BackwardPeaks:
@@ -57,12 +69,30 @@ def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> Backward
         waiting: the gradients that wait afterwards; None = those of all its weights.
     """
     waiting = layer.gradient_bytes if waiting is None else waiting
-    alone = chained = None
-    if layer.split is not None:
-        alone, chained = layer.split.undivided_bytes, layer.split.chained_undivided_bytes
-    if alone is None:
+    split = layer.split
+    if split is None or split.undivided_bytes is None:
         alone = layer.backward_transient_bytes + layer.gradient_bytes
-    return BackwardPeaks(alone, chained, waiting)
+        return BackwardPeaks(alone, None, waiting, asking=layer.asking_bytes)
+    handed = _by_storage(layer, split.handed_undivided_bytes)
+    return BackwardPeaks(split.undivided_bytes, split.chained_undivided_bytes, waiting, handed, split.asking_bytes)
+
+
+def beside_callers(layer: LayerProfile, callers: Mapping[int, int]) -> SplitBackward | None:
+    """What its row says of I, if the caller holds some of the gradients that it uses: their bytes by storage."""
+    split = layer.split
+    if split is None or not callers:
+        return split
+    handed = _by_storage(layer, split.handed_bytes)
+    chained, beside = (
+        BackwardPeaks(split.transient_bytes, split.inner_bytes(keeps_output=keeps), 0, handed).beside(callers)
+        for keeps in (False, True)
+    )
+    return replace(split, chained_transient_bytes=chained, beside_output_bytes=beside)
+
+
+def _by_storage(layer: LayerProfile, peaks: Pairs) -> dict[int, int]:
+    """Peaks that are given by the place of a tensor in the layer's output."""
+    return {layer.output[place].storage: num_bytes for place, num_bytes in peaks}
 
 
 def with_undivided(

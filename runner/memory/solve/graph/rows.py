@@ -221,7 +221,7 @@ class _Play:
             if rerun.keeps_graph:  # its own copies of statistics are what autograd saves
                 held.graphs[again] = self._inner(again) + self._chain[again].statistics_bytes
         held.storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
-        own = peaks.alone if self._is_end(at) else peaks.beside(self._tensors.callers_used_bytes(at))
+        own = peaks.alone if self._is_end(at) else peaks.beside(self._tensors.callers_used(at))
         peak = max(peak, self._alive(held) + copies + gradient + own)
         held.storages -= set(moment.drops)
         held.graphs.pop(at, None)
