@@ -52,11 +52,11 @@ def test_a_chain_program_of_a_stage_that_hands_skips_on(strategy: str) -> None:
     assert told <= 1.001 * found
 
 
-def ranks_as_predicted(name: str, pipeline: int, schedule: str, strategy: str) -> None:
-    """The peaks of all ranks beside the predicted ones."""
+def ranks_as_predicted(name: str, pipeline: int, schedule: str, strategy: str, count: int = 4) -> None:
+    """The peaks of all ranks beside the predicted ones, with so many micro-batches."""
     whole = tuple((Segment(first, last),) for first, last in uniform(len(profile(name).layers), pipeline))
     stages = whole if strategy == "none" else programs(name, strategy, pipeline)
-    found, told = measured_and_predicted(lambda: make(name), task(name).loss, task(name).batch, stages, schedule)
+    found, told = measured_and_predicted(lambda: make(name), task(name).loss, task(name).batch, stages, schedule, count)
     assert all(real <= said + SCALARS for real, said in zip(found, told, strict=True))
     assert all(said <= 1.005 * real for real, said in zip(found, told, strict=True))
 
@@ -65,6 +65,11 @@ def ranks_as_predicted(name: str, pipeline: int, schedule: str, strategy: str) -
 def test_the_peaks_of_a_backward_in_two_parts(name: str, strategy: str) -> None:
     """What W needs of a layer's output is there while the layer runs; pieces of weights wait for no product."""
     ranks_as_predicted(name, 4, "zb_h1", strategy)
+
+
+def test_a_gradient_leaves_without_the_memory_beside_it() -> None:
+    """With one sample, the gradient of a concatenated skip is a part of the whole that is contiguous."""
+    ranks_as_predicted("U-Net", 4, "1f1b", "none", count=8)
 
 
 @pytest.mark.full

@@ -140,9 +140,8 @@ class Messages:
         if payload is Payload.STASH:
             messages = self._leaving(window, action, peer)
         elif payload is Payload.GRADIENT:
-            messages = self._announce(
-                self._announced_gradients, key, self._rank.buffers.take("input_gradient", stage, microbatch)
-            )
+            made = self._rank.buffers.take("input_gradient", stage, microbatch)
+            messages = [_alone(message) for message in self._announce(self._announced_gradients, key, made)]
         else:
             messages = self._announce(self._announced, key, self._output(action))
         assert payload is not None
@@ -255,3 +254,8 @@ class Messages:
     def _peer(self, action: Action) -> int:
         assert action.peer is not None
         return self._rank.view.pipeline[action.peer]
+
+
+def _alone(message: Tensor) -> Tensor:
+    """The message, copied if it is a part of larger memory: all of that would stay until the message has left."""
+    return message.clone() if message.untyped_storage().nbytes() > message.nbytes else message
