@@ -258,6 +258,8 @@ class LayerProfile:
         trained_shapes: the shapes of its trainable parameters; empty = not known.
         moves: what is moved to the host's memory and back. A measured profile has none;
             :func:`runner.memory.solve.adjust.adjusted` writes it.
+        copied_bytes: the part of ``saved_bytes`` that is copies of running statistics, from which layers run again;
+            they stay on the rank that has run the forward. A measured profile has none.
         home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: weights that are at home in the host's memory,
             with their gradients and states; what they take on the device while they are used is in other figures.
             A measured profile has none; :func:`runner.plan.weights.with_units` writes it.
@@ -300,6 +302,7 @@ class LayerProfile:
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
     moves: LayerMoves = LayerMoves()
+    copied_bytes: int = 0
     home_weight_bytes: int = 0
     home_gradient_bytes: int = 0
     home_optimizer_bytes: int = 0

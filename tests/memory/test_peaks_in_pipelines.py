@@ -17,6 +17,9 @@ from test_five_models import make, profile, programs, task
 from runner.memory.solve.evicting import EvictingProgram
 from runner.memory.solve.policies import strategy_of
 from runner.memory.solve.values import GraphProgram, PolicyOptions, Program, Segment, StageChain
+from runner.schedule import build
+from runner.schedule.lending import Loan, with_loans
+from runner.schedule.values import Schedule
 
 LAYERS, LAST = 9, 4  # of both models, and of the first of two stages
 
@@ -52,7 +55,7 @@ def test_a_chain_program_of_a_stage_that_hands_skips_on(strategy: str) -> None:
     assert told <= 1.001 * found
 
 
-def ranks_as_predicted(name: str, pipeline: int, schedule: str, strategy: str, count: int = 4) -> None:
+def ranks_as_predicted(name: str, pipeline: int, schedule: str | Schedule, strategy: str, count: int = 4) -> None:
     """The peaks of all ranks beside the predicted ones, with so many micro-batches."""
     whole = tuple((Segment(first, last),) for first, last in uniform(len(profile(name).layers), pipeline))
     stages = whole if strategy == "none" else programs(name, strategy, pipeline)
@@ -65,6 +68,11 @@ def ranks_as_predicted(name: str, pipeline: int, schedule: str, strategy: str, c
 def test_the_peaks_of_a_backward_in_two_parts(name: str, strategy: str) -> None:
     """What W needs of a layer's output is there while the layer runs; pieces of weights wait for no product."""
     ranks_as_predicted(name, 4, "zb_h1", strategy)
+
+
+def test_copies_of_statistics_stay_where_a_rank_lends_what_it_saves() -> None:
+    order = with_loans(build("gpipe", ranks=4, microbatches=8), [Loan(0, 2, 3), Loan(1, 3, 2)])
+    ranks_as_predicted("ResNet", 4, order, "full", count=8)
 
 
 def test_a_gradient_leaves_without_the_memory_beside_it() -> None:

@@ -180,6 +180,7 @@ class _Stage:
                 backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
                 backward_seconds=layer.backward_seconds + more_seconds,
                 weight_gradient_seconds=of_weights,
+                copied_bytes=copies,
             )
             rows.append(with_undivided(row, self._shared.own(at, layer), peak_of_i if at == end else 0))
         return rows

@@ -56,9 +56,9 @@ class RankWalk:
         for each in living:
             for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
                 if num_bytes:
-                    changes[each.begins] += num_bytes
+                    changes[each.begins] += num_bytes - self._stays(each, each.begins)
                     if each.ends is not None:
-                        changes[each.ends] -= num_bytes
+                        changes[each.ends] -= num_bytes - self._stays(each, each.ends)
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
         self._on_the_way = OnTheWay(self._room)
@@ -75,6 +75,11 @@ class RankWalk:
             alive += activations.get(action, 0)
             held += buffers.get(action, 0)
         return self._parts(*peak)
+
+    def _stays(self, each: Lifetime, at: Action | None) -> int:
+        """What is there before something returns, or after it has left: the part of a stash that is not lent."""
+        lent = each.kind is Kind.SAVED and at is not None and at.payload is Payload.STASH
+        return self._figures[each.stage].copied_bytes if lent else 0
 
     def _parts(self, activations: int, buffers: int, step: int) -> MemoryParts:
         states = self._states
@@ -132,7 +137,7 @@ class RankWalk:
             case Kind.SAVED:
                 return figures.saved_bytes, 0
             case Kind.STASH:
-                return 0, figures.saved_bytes + figures.input_bytes
+                return 0, figures.saved_bytes - figures.copied_bytes + figures.input_bytes
             case Kind.DEFERRED:
                 return figures.deferred_bytes, figures.deferred_input_bytes
             case Kind.OUTPUT:

@@ -30,6 +30,7 @@ class StageFigures:
         updates: the bytes of gradients of two parameters that are updated one after the other, the later one first: all
             pairs that no other pair exceeds in both.
         saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
+        copied_bytes: the part of ``saved_bytes`` that stays on the rank while it lends the rest to another one.
         input_bytes: the boundary tensor that it receives; 0 on the first stage, whose input is a slice of the batch.
         output_bytes: the boundary tensor that it sends; 0 on the last stage.
         forward_peak_bytes: largest increase during F over what was alive at its start, with what the stage itself moves
@@ -71,6 +72,7 @@ class StageFigures:
     input_gradient_bytes: int = 0
     output_gradient_bytes: int = 0
     optimizer_bytes: int = 0
+    copied_bytes: int = 0
     fills: StageFills = StageFills()
     updates: Pairs = ()
     moved: tuple[MovedLayer, ...] = ()
@@ -113,6 +115,7 @@ class LayerRanges:
         ratio = profile.optimizer_bytes_per_gradient_byte
         self._states = list(accumulate((state_bytes(layer, ratio) for layer in chain), initial=0.0))
         self._saved = saved = prefix(layer.saved_bytes for layer in chain)
+        self._copied = prefix(layer.copied_bytes for layer in chain)
         self._forward_seconds = _sums(layer.forward_seconds for layer in chain)
         self._backward_seconds = _sums(layer.backward_seconds for layer in chain)
         self._input_gradient_seconds = _sums(layer.split_seconds[0] for layer in chain)
@@ -150,6 +153,7 @@ class LayerRanges:
             largest_parameter_bytes=self._largest.over(first, end),
             updates=self._updates.over(first, end),
             saved_bytes=self._saved[end] - self._saved[first] + pending,
+            copied_bytes=self._copied[end] - self._copied[first],
             input_bytes=input_bytes,
             output_bytes=output_bytes,
             forward_peak_bytes=self._forward_peak(first, end, moved),

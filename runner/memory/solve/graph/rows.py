@@ -97,6 +97,7 @@ class _Play:
                 output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
                 held_output_bytes=None if held == layer.output_bytes else held,
                 pending_output_bytes=self._tensors.pending_output_bytes(at),
+                copied_bytes=self._copies(at) if at < self._count else 0,
             )
             waiting = self._shared.own(at, layer)
             found.append(changed if at == self._count else with_undivided(changed, waiting, of_i[at] + behind))
