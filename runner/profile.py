@@ -110,7 +110,7 @@ class SplitBackward:
         return self.transient_bytes if known is None else known
 
     def with_more(self, num_bytes: int) -> SplitBackward:
-        """With so many bytes more that are alive while I runs."""
+        """A copy with so many bytes more that are alive while I runs."""
         chained, beside = self.chained_transient_bytes, self.beside_output_bytes
         return replace(
             self,

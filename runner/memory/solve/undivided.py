@@ -78,7 +78,7 @@ def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> Backward
 
 
 def beside_callers(layer: LayerProfile, callers: Mapping[int, int]) -> SplitBackward | None:
-    """What its row says of I, if the caller holds some of the gradients that it uses: their bytes by storage."""
+    """The figures of a layer's I, if the caller holds some of the gradients that it uses: their bytes by storage."""
     split = layer.split
     if split is None or not callers:
         return split
