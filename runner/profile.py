@@ -383,6 +383,7 @@ class ModelProfile:
         loss: the loss function, as a layer of the last stage (its output is a scalar).
         samples: samples of the profiled micro-batch: the largest of a step.
         input_bytes, target_bytes: inputs and targets of one micro-batch.
+        cast_bytes: the copy of its inputs in the format of the weights; 0 if they have it already.
         seconds_source: where the seconds come from.
         optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
             16-bit weights are included.
@@ -413,6 +414,7 @@ class ModelProfile:
     trace: MemoryTrace | None = None
     sample_shapes: tuple[tuple[int, ...], ...] = ()
     compression_seconds_per_byte: float = 0.0
+    cast_bytes: int = 0
 
     @property
     def num_parameters(self) -> int:

@@ -309,7 +309,9 @@ def profile_layers(
         state_bytes: elements of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
         profiler: profiles the work that the optimizer does for layers besides its update; None: it does none.
     """
-    value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
+    given = (inputs, targets) if sources[0].step is not None else inputs
+    value = to_precision(given, dtype)
+    cast = [made for made, own in zip(flatten(value)[0], flatten(given)[0], strict=True) if made is not own]
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
@@ -322,14 +324,14 @@ def profile_layers(
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
             function = autocasting(source.calling(module), device_type, autocast)
-            given = value
+            before = value
             with about_layer(source.index, module, value):
                 value, row = alike.profile(source.label or source.name or "model", function, value, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
-                row = replace(row, fills=profiler.fills(module, tied, function, given))
+                row = replace(row, fills=profiler.fills(module, tied, function, before))
             rows.append(replace(row, optimizer_bytes=states))
         lose = partial(_checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
@@ -340,6 +342,7 @@ def profile_layers(
         samples=samples,
         input_bytes=num_bytes(inputs),
         target_bytes=num_bytes(targets),
+        cast_bytes=num_bytes(cast),
         seconds_source="estimated",
         optimizer_bytes_per_gradient_byte=0.0,
         optimizer_seconds_per_byte=0.0,

@@ -76,6 +76,20 @@ def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> Non
     assert in_flight_microbatches(registry.build("1f1b", ranks=4, microbatches=8)) == (4, 3, 2, 1)
 
 
+@pytest.mark.parametrize(("name", "in_flight"), [("gpipe", 8), ("1f1b", 4)])
+def test_the_first_stage_holds_its_inputs_in_the_format_of_the_weights(name: str, in_flight: int) -> None:
+    profile = model([layer()] * 4)
+    plain, cast = predicted(name, 4, 8, profile), predicted(name, 4, 8, replace(profile, cast_bytes=5))
+    assert cast.peak_bytes[0] == plain.peak_bytes[0] + 5 * in_flight
+    assert cast.peak_bytes[1:] == plain.peak_bytes[1:]
+
+
+def test_a_forward_makes_the_copy_of_its_input() -> None:
+    profile = replace(model([layer(forward_transient_bytes=90)] * 2), cast_bytes=5)
+    (parts,) = predicted("1f1b", 1, 1, profile).parts
+    assert (parts.activations, parts.buffers) == (60 + 90, 10 + 5)
+
+
 def test_stages_on_one_rank_hand_over_instead_of_receiving() -> None:
     one_rank = tuple(Action(op, stage, 0) for op, stage in ((Op.F, 0), (Op.F, 1), (Op.B, 1), (Op.B, 0)))
     schedule = Schedule("two chunks", ((0, 0),), (0,), (one_rank,), chunks=2)

@@ -60,6 +60,23 @@ def test_the_norm_of_gradients(tmp_path: Path, asked: tuple[str, str]) -> None:
     _holds(record(tmp_path / "run")["peak_memory_bytes"])
 
 
+CASTS = [("bf16", "1f1b"), ("bf16", "zb_h1"), ("bf16_master", "1f1b"), ("fp16", "interleaved_1f1b")]
+
+
+@pytest.mark.parametrize("asked", sampled(CASTS, ("bf16", "1f1b")))
+def test_wide_inputs_that_are_copied_in_the_format_of_the_weights(tmp_path: Path, asked: tuple[str, str]) -> None:
+    """The first stage holds a copy for each of its micro-batches in flight, beside the batch itself."""
+    precision, schedule = asked
+    words = [
+        "model=mlp", "model.kwargs.inputs=1024", "data.kwargs.inputs=1024", "data.batch_size=256", "optimizer=sgd",
+        "parallelism.pipeline=2", f"schedule={schedule}", "schedule.microbatches=4", f"precision={precision}",
+        "trainer.max_steps=3", "logger=none", "device=cpu", "run_dir=run",
+    ]  # fmt: skip
+    done = warm.run([sys.executable, "-m", "runner", "train", *words], cwd=tmp_path, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    _holds(record(tmp_path / "run")["peak_memory_bytes"])
+
+
 def _holds(memory: dict[str, list[int]]) -> None:
     for predicted, measured in zip(memory["predicted"], memory["measured"], strict=True):
         assert 0.99 * predicted <= measured <= predicted

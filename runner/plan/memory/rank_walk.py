@@ -69,7 +69,7 @@ class RankWalk:
                 transient = self._transient(action, frozenset(left.get(action, ())))
                 if action.op is not Op.STEP:
                     transient = max(transient, self._before_compute[action.stage])
-                seen = (alive + transient, held, step)
+                seen = (alive + transient, held + self._cast_by(action), step)
                 if sum(seen) > sum(peak):
                     peak = seen
             alive += activations.get(action, 0)
@@ -135,13 +135,13 @@ class RankWalk:
         figures = self._figures[each.stage]
         match each.kind:
             case Kind.SAVED:
-                return figures.saved_bytes, 0
+                return figures.saved_bytes, 0 if self._is_made_again_here(each) else self._cast_bytes(each.stage)
             case Kind.STASH:
                 return 0, figures.saved_bytes - figures.copied_bytes + figures.input_bytes
             case Kind.DEFERRED:
                 return figures.deferred_bytes, figures.deferred_input_bytes
             case Kind.OUTPUT:
-                return figures.output_bytes, 0
+                return figures.output_bytes, self._cast_bytes(each.stage)
             case Kind.INPUT:
                 return 0, figures.input_bytes
             case Kind.OUTPUT_GRADIENT:
@@ -154,6 +154,22 @@ class RankWalk:
                 return figures.fills.kept_bytes.get(each.fill or "", 0), 0
             case Kind.WEIGHTS:
                 return 0, 0  # the rank's states count them
+
+    def _cast_bytes(self, stage: int) -> int:
+        """The copy of the first stage's input in the format of the weights, which lives as long as what it saves."""
+        return self._figures[stage].input_bytes if stage == 0 else 0
+
+    def _cast_by(self, action: Action) -> int:
+        """The bytes of that copy if the action makes it: they are held only from its end on."""
+        makes = action.op is Op.F or (action.op is Op.R and not self._is_made_again_here(action))
+        return self._cast_bytes(action.stage) if makes else 0
+
+    def _is_made_again_here(self, at: Action | Lifetime) -> bool:
+        """Whether R makes the graph on the rank of F, which has kept the input until then, beside the output."""
+        stage, microbatch = at.stage, at.microbatch
+        if microbatch is None or self._schedule.has_other_backward(stage):
+            return False
+        return self._schedule.is_recomputed(stage, microbatch)
 
     def _transient(self, action: Action, left: frozenset[str]) -> int:
         """The largest increase of activations, in bytes, while an action runs, with what is on its way to the host.

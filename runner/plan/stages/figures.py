@@ -31,7 +31,8 @@ class StageFigures:
             pairs that no other pair exceeds in both.
         saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
         copied_bytes: the part of ``saved_bytes`` that stays on the rank while it lends the rest to another one.
-        input_bytes: the boundary tensor that it receives; 0 on the first stage, whose input is a slice of the batch.
+        input_bytes: the boundary tensor that it receives. The first stage's input is a slice of the batch, and this its
+            copy in the format of the weights; 0 if it has this format already.
         output_bytes: the boundary tensor that it sends; 0 on the last stage.
         forward_peak_bytes: largest increase during F over what was alive at its start, with what the stage itself moves
             of this micro-batch. :class:`runner.plan.stages.on_the_way.OnTheWay` also knows those before it.
@@ -110,6 +111,7 @@ class LayerRanges:
     def __init__(self, profile: ModelProfile) -> None:
         self._chain = chain = (*profile.layers, profile.loss)
         self._num_layers = len(profile.layers)
+        self._cast_bytes = profile.cast_bytes
         self._weights = prefix(layer.weight_bytes for layer in chain)
         self._gradients = prefix(layer.gradient_bytes for layer in chain)
         ratio = profile.optimizer_bytes_per_gradient_byte
@@ -141,7 +143,7 @@ class LayerRanges:
         is_last = last == self._num_layers - 1
         end = last + 2 if is_last else last + 1  # the loss is one more layer
         output_bytes = 0 if is_last else layers[last].output_bytes
-        input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
+        input_bytes = self._cast_bytes if first == 0 else layers[first - 1].output_bytes
         pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
         held = 0 if is_last else held_output(layers[last])
         moved = self._moved(first, end, held) if self._moves else ()

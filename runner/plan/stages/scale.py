@@ -31,6 +31,7 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         samples=samples,
         input_bytes=_bytes(profile.input_bytes, ratio),
         target_bytes=_bytes(profile.target_bytes, ratio),
+        cast_bytes=_bytes(profile.cast_bytes, ratio),
         trace=None,  # it cannot be scaled, because only some of its tensors grow with the samples
     )
 
