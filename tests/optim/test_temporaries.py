@@ -23,9 +23,9 @@ SHAPES: tuple[list[tuple[int, ...]], ...] = (
     [(SIDE, SIDE), (SIDE, SIDE)],
     [(SIDE,), (SIDE, SIDE), (SIDE, 2 * SIDE), (SIDE,)],
 )
-EXACT = ("adamw", "adam", "rmsprop")
+EXACT = ("adamw", "adam", "rmsprop", "sgd")
 NEAR = ("adabelief", "lamb")  # pytorch_optimizer's loops keep small tensors of the parameter before the last one
-BOUNDED = ("auto", "adam4bit", "adam_fp8", "muon", "onebit_adam", "onebit_lamb", "onebit_adam_refreshed", "sgd", "lars")
+BOUNDED = ("auto", "adam4bit", "adam_fp8", "muon", "onebit_adam", "onebit_lamb", "onebit_adam_refreshed", "lars")
 SCALARS = 64  # bytes of norms and rates that some make
 
 

@@ -64,7 +64,7 @@ def test_the_optimizer_step_counts_its_temporaries_and_no_activation() -> None:
     (parts,) = predicted("1f1b", 1, 1, model([layer(largest_parameter_bytes=90)] * 2), temporaries=2).parts
     assert parts == MemoryParts(weights=80, gradients=80, optimizer=160 + 180, activations=0, buffers=10)
     assert OPTIMIZERS["adamw"].temporaries == 2
-    assert OPTIMIZERS["sgd"].temporaries == 1
+    assert OPTIMIZERS["sgd"].temporaries == 0
 
 
 def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> None:
