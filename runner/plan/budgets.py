@@ -37,10 +37,18 @@ class EqualShares:
         self._limit, self._schedule, self._plain, self._figures = limit, schedule, plain, figures
 
     def first(self) -> Budgets:
-        """The budgets to begin with."""
+        """The budgets to begin with. If everything fits into a rank, each of its stages may keep everything.
+
+        This is asked of the rank's whole memory, because what a stage needs by itself is a bound where backwards are in
+        two parts: a micro-batch that waits for the second one counts as a whole.
+        """
         found: dict[int, int] = {}
+        in_flight = in_flight_microbatches(self._schedule)
         for rank, left in enumerate(self._left()):
+            fits = self._plain.peak_bytes[rank] <= self._limit
             for stage, share in self._shares(self._schedule.stages_of(rank), left).items():
+                if fits:
+                    share = max(share, stage_peak(self._figures[stage], in_flight[stage]))
                 found[stage] = min(share, found.get(stage, share))
         return tuple(found[stage] for stage in range(self._schedule.stages))
 

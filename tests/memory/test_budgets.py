@@ -86,6 +86,17 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
     assert feasible[0].activations.stages == planned("none", pipeline, None, schedule).activations.stages
 
 
+@pytest.mark.parametrize("asked", ["1f1b", "zb_h1", "zb_v"])
+def test_a_rank_into_which_everything_fits_keeps_everything(asked: str) -> None:
+    """Also where backwards are in two parts, of which the estimate for a single stage is a bound."""
+    plain = planned("none", 2, None, asked).memory.peak_bytes
+    for limit in plain:
+        peaks = planned("rotor", 2, limit, asked).memory.peak_bytes
+        assert [peak for peak, most in zip(peaks, plain, strict=True) if most <= limit] == [
+            most for most in plain if most <= limit
+        ]
+
+
 @pytest.mark.parametrize(("policy", "pipeline"), [("rotor", 1), ("auto", 2)])
 def test_the_limit_is_kept_and_less_memory_never_takes_more(policy: str, pipeline: int) -> None:
     limits_are_kept(policy, pipeline, 5)

@@ -9,7 +9,7 @@ from functools import partial
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.residency import RankTurns
-from runner.memory.solve.values import ActivationPlan
+from runner.memory.solve.values import ActivationPlan, Segment
 from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.activations import (
     has_peers,
@@ -157,7 +157,8 @@ def _planned_activations(draft: Draft, layers: Partition, choose: ProgramChoice)
     )
     if not reads_budget(draft.config):
         return plan()
-    figures = stage_figures(profile, layers)
+    everything = ActivationPlan(tuple((Segment(first, last),) for first, last in layers))
+    figures = stage_figures(adjusted(profile, everything), layers)
     shares = (SharesByLifetime if shares_by_lifetime(draft.config) else EqualShares)(
         draft.limit_bytes, draft.schedule, memory_of(draft, program, figures), figures
     )
