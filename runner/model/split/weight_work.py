@@ -33,6 +33,11 @@ class Part:
     formula: Formula | None = None
     gradient: Tensor | None = None
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether taking it makes a tensor that nobody else holds."""
+        return self.formula is not None
+
     def take(self) -> Tensor | None:
         """The part, which is not kept."""
         gradient, formula = self.gradient, self.formula
@@ -53,6 +58,11 @@ class _Transposed(Part):
     """
 
     arriving: Sequence[Part] = ()
+
+    @property
+    def is_fresh(self) -> bool:
+        """See :class:`Part`."""
+        return all(part.is_fresh for part in self.arriving)
 
     def take(self) -> Tensor | None:
         made, self.arriving = sum_of(self.arriving), ()
@@ -156,13 +166,28 @@ def note_made(parts: Mapping[int, Part], made: Sequence[Tensor | None], given: o
 
 
 def sum_of(parts: Sequence[Part]) -> Tensor | None:
-    """The sum of the parts that there are, in autograd's order."""
+    """The sum of the parts that there are, in autograd's order.
+
+    A sum of many parts is made in place, so that beside it only one part is alive. The first part may be a tensor that
+    others hold, too, unless a formula has made it here.
+    """
     total: Tensor | None = None
+    is_own = False
     for part in sorted(parts, key=lambda each: each.place):
-        value = part.take()
-        if value is not None:
-            total = value if total is None else total + value
+        total, is_own = _with_part(total, part, is_own=is_own)
     return total
+
+
+def _with_part(total: Tensor | None, part: Part, *, is_own: bool) -> tuple[Tensor | None, bool]:
+    """A sum with one more part, and whether nobody else holds it; ``is_own``: whether that is so of the sum so far.
+
+    A sum of sparse gradients is never made in place.
+    """
+    is_fresh, value = part.is_fresh, part.take()
+    if value is None or total is None:
+        return (total, is_own) if value is None else (value, is_fresh)
+    can = is_own and total.layout is torch.strided and value.layout is torch.strided
+    return (total.add_(value) if can else total + value), True
 
 
 def accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
