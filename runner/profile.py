@@ -24,6 +24,7 @@ __all__ = [
     "Recomputation",
     "SecondsSource",
     "SharedGradient",
+    "SharedPeaks",
     "SharedWeight",
     "SplitBackward",
     "profile_from_json",
@@ -77,6 +78,7 @@ class SplitBackward:
             the share is then what I takes beyond half of the backward.
         waiting_bytes: the gradients of weights that I makes, of biases and norms above all. They are added to the
             weights' own when the whole stage's I has ended, and are alive until then.
+        waiting_shared_bytes: the part of them whose weights other layers of the model use, too.
         chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage; None = not
             known, that value is used.
         beside_output_bytes: like this one, if the layer's output stays alive, because the W of the layer that follows
@@ -86,6 +88,11 @@ class SplitBackward:
         handed_bytes, handed_undivided_bytes: like ``beside_output_bytes`` and ``chained_undivided_bytes``, see
             :attr:`LayerProfile.handed_backward_bytes`.
         asking_bytes: see :attr:`LayerProfile.asking_bytes`; of an I that makes the gradients of all weights.
+        inputs: the storages of ``input_bytes``; None = not known.
+        held_bytes: the part of ``deferred_bytes`` that the stage's caller holds while I runs, as it is the stage's
+            output. A measured profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
+        made_bytes: the most that W makes at once of the gradients of a weight that several layers of the stage share,
+            which it sums. A measured profile has none.
     """
 
     deferred_bytes: int
@@ -96,6 +103,7 @@ class SplitBackward:
     kept: tuple[tuple[str, str], ...] = ()
     kept_in_one_piece: bool = False
     waiting_bytes: int = 0
+    waiting_shared_bytes: int = 0
     chained_transient_bytes: int | None = None
     undivided_bytes: int | None = None
     chained_undivided_bytes: int | None = None
@@ -103,6 +111,9 @@ class SplitBackward:
     handed_bytes: Pairs = ()
     handed_undivided_bytes: Pairs = ()
     asking_bytes: int = 0
+    inputs: tuple[int, ...] | None = None
+    held_bytes: int = 0
+    made_bytes: int = 0
 
     def inner_bytes(self, *, keeps_output: bool) -> int:
         """Peak of I if another layer of its stage follows, whose W may need this layer's output."""
@@ -130,6 +141,23 @@ class SplitBackward:
         whole = max(backward, of_input)
         beyond = max(of_input - alone, of_input - whole / 2 if self.kept_in_one_piece else 0.0, 0.0)
         return replace(self, kept_share=beyond / whole if whole else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPeaks:
+    """Peaks of a layer's backward if other layers of its stage use its shared weights, too: gradients wait in autograd.
+
+    They are above saved tensors, the gradient of the output, and what waits already when the backward begins.
+
+    Args:
+        last: if it is the last of these layers; the gradients that it makes wait then.
+        last_alone: the same if it is its stage's last layer.
+        between: if gradients of later layers are there: the sum with its own is a third tensor, for a moment.
+    """
+
+    last: int
+    last_alone: int
+    between: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +279,8 @@ class LayerProfile:
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: seconds of I and W; None = not known, half a backward each.
+        shared_peaks: peaks of its backward if it shares weights with other layers of its stage; None = not known, or no
+            other layer of the model uses its weights.
         statistics_bytes: running averages of its inputs, like a batch norm's, and their counters.
         fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
@@ -292,6 +322,7 @@ class LayerProfile:
     handed_backward_bytes: Pairs = ()
     asking_bytes: int = 0
     backward_made_bytes: int | None = None
+    shared_peaks: SharedPeaks | None = None
     statistics_bytes: int = 0
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
@@ -458,6 +489,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     if split is not None:
         for pairs in ("kept", "handed_bytes", "handed_undivided_bytes"):
             split[pairs] = _pairs(split.get(pairs, ()))
+        split["inputs"] = None if split.get("inputs") is None else tuple(split["inputs"])
     handed = _pairs(document.pop("handed_backward_bytes", ()))
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
@@ -465,6 +497,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
+    peaks = document.pop("shared_peaks", None)
     for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
         document.pop(plans_own, None)
     return LayerProfile(
@@ -478,6 +511,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         handed_backward_bytes=handed,
         fills=fills,
         trained_shapes=shapes,
+        shared_peaks=None if peaks is None else SharedPeaks(**peaks),
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "first_names",
     "sharing_problems",
     "tied_parameters",
+    "tied_places",
     "with_all_names",
 ]
 
@@ -80,14 +81,19 @@ def find_ties(layers: Iterable[Layer]) -> tuple[Tie, ...]:
 def tied_parameters(layers: Iterable[Layer]) -> list[Tensor]:
     """The parameters that :func:`find_ties` finds."""
     listed = list(layers)
-    names = {(index, name) for tie in find_ties(listed) for index, name in tie.places}
+    places = tied_places(listed)
     return [
         parameter
         for layer in listed
         if layer.given is not None
         for name, parameter in layer.given.named_parameters(remove_duplicate=False)
-        if (layer.index, layer.full_name(name)) in names
+        if (layer.index, layer.full_name(name)) in places
     ]
+
+
+def tied_places(layers: Iterable[Layer]) -> set[tuple[int, str]]:
+    """The places of all parameters that :func:`find_ties` finds: index of the layer, global name."""
+    return {place for tie in find_ties(layers) for place in tie.places}
 
 
 def crossing_ties(ties: Iterable[Tie], partition: Sequence[tuple[int, int]]) -> list[Tie]:

@@ -8,7 +8,7 @@ the second one only the output is computed, which the next layer needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.traced.segments import Segment
 from runner.model.traced.structure import Itself
-from runner.profile import LayerProfile
+from runner.profile import LayerProfile, SplitBackward
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.layer import boundary_tensors, profile_call
 
@@ -44,20 +44,27 @@ class AlikeLayers:
         self._known: dict[Hashable, _Known] = {}
 
     def profile(
-        self, name: str, function: Callable[[Any], Any], value: Any, module: nn.Module
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        value: Any,
+        module: nn.Module,
+        shared: Sequence[nn.Parameter] = (),
     ) -> tuple[Any, LayerProfile]:
         """A layer's detached output and its row, see :func:`runner.profiling.layer.profile_call`."""
         given = flatten(value)[0]
         if not given or not all(isinstance(tensor, FakeTensor) for tensor in given):
-            return profile_call(name, function, value, self._tracker, self._numbers, module)
-        key = structure_of(module), self._form(value)
+            return profile_call(name, function, value, self._tracker, self._numbers, module, shared)
+        own = {id(parameter) for parameter in shared}
+        places = tuple(at for at, parameter in enumerate(module.parameters()) if id(parameter) in own)
+        key = structure_of(module), places, self._form(value)
         known = self._known.get(key)
         if known is not None:
             return self._again(known, name, function, value)
-        output, row = profile_call(name, function, value, self._tracker, self._numbers, module)
-        places = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
+        output, row = profile_call(name, function, value, self._tracker, self._numbers, module, shared)
+        storages = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
         saved, read = (
-            tuple(at for at, each in enumerate(places) if each in some) for some in (row.saves, row.reads or ())
+            tuple(at for at, each in enumerate(storages) if each in some) for some in (row.saves, row.reads or ())
         )
         self._known[key] = _Known(row, tuple(map(self._numbers.of, given)), saved, read)
         return output, row
@@ -81,6 +88,7 @@ class AlikeLayers:
             saves=tuple(sorted(saves)),
             reads=tuple(sorted(reads & given)),
             shared_gradients=shared,
+            split=_split_of(known.row.split, now),
         )
         return map_tensors(as_leaf, made), row
 
@@ -91,6 +99,13 @@ class AlikeLayers:
         shared = tuple(map(numbers.index, numbers))
         counted = tuple(map(self._tracker.counted_bytes, tensors))
         return json.dumps(nesting), shared, counted, tuple(map(_form_of, tensors))
+
+
+def _split_of(split: SplitBackward | None, now: Mapping[int, int]) -> SplitBackward | None:
+    """The same figures with other storages of the input."""
+    if split is None or split.inputs is None:
+        return split
+    return replace(split, inputs=tuple(sorted({now[storage] for storage in split.inputs})))
 
 
 @dataclass(frozen=True, slots=True)

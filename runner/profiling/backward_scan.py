@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
+from runner.profile import SharedPeaks
 
 __all__ = [
     "Run",
@@ -17,6 +18,7 @@ __all__ = [
     "asking_bytes",
     "backward_peak_bytes",
     "handed_peaks",
+    "shared_peaks",
     "stopped_forward_bytes",
     "whole_backward",
 ]
@@ -125,6 +127,56 @@ def _with_gradients(value: Any) -> list[Tensor]:
     return [tensor for tensor in flatten(value)[0] if tensor.requires_grad]
 
 
+def shared_peaks(
+    function: Callable[[Any], Any], value: Any, tracker: LiveTracker, shared: Sequence[nn.Parameter]
+) -> SharedPeaks:
+    """Run ``function`` forward and backward as a layer that shares weights with other layers of its stage.
+
+    Args:
+        function, value, tracker: see :func:`backward_peak_bytes`.
+        shared: the weights; an earlier layer uses all of them, too.
+    """
+    return SharedPeaks(
+        last=_peak_with_shared(function, value, tracker, shared, chained=True, added=False),
+        last_alone=_peak_with_shared(function, value, tracker, shared, chained=False, added=False),
+        between=_peak_with_shared(function, value, tracker, shared, chained=True, added=True),
+    )
+
+
+def _peak_with_shared(
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    shared: Sequence[nn.Parameter],
+    *,
+    chained: bool,
+    added: bool,
+) -> int:
+    """Peak bytes of a backward above its saved tensors, its output's gradient, and what waits before it begins.
+
+    Autograd runs the nodes that are ready from the last one made to the first. So the uses of the weights before and
+    after the layer need no tensor in common with it.
+
+    Args:
+        function, value, tracker, shared: see :func:`shared_peaks`.
+        chained: whether another layer follows in the stage.
+        added: whether a later layer uses the weights, too, whose gradients wait.
+    """
+    earlier = _use(shared, makes=False)
+    roots = [each for each in flatten(function(enter_graph(map_tensors(as_leaf, value))))[0] if each.requires_grad]
+    gradient_bytes = sum(root.numel() * root.element_size() for root in roots)
+    ends = [_later(root) for root in roots] if chained else roots
+    if chained:
+        del roots
+    uses = [earlier, _use(shared, makes=True)] if added else [earlier]
+    before = tracker.live
+    gradients = [torch.empty_like(end) for end in ends]
+    before += gradient_bytes + (sum(weight.numel() * weight.element_size() for weight in shared) if added else 0)
+    tracker.reset_peak()
+    torch.autograd.backward([*ends, *uses], [*gradients, *map(torch.empty_like, uses)])
+    return max(0, tracker.peak - before)
+
+
 def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
     """Run ``function`` forward; return its peak bytes until autograd has saved the last tensor.
 
@@ -157,6 +209,26 @@ class _Later(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, nothing: Tensor) -> Tensor:
         return torch.ones(**ctx.like)
+
+
+class _Use(torch.autograd.Function):
+    """Takes the place of another layer that uses weights."""
+
+    @staticmethod
+    def forward(ctx: Any, makes: bool, *weights: Tensor) -> Tensor:
+        ctx.like = [{"size": each.shape, "dtype": each.dtype, "device": each.device} for each in weights]
+        ctx.makes = makes
+        return weights[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, nothing: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *(torch.empty(**like) if ctx.makes else None for like in ctx.like))
+
+
+def _use(weights: Sequence[Tensor], *, makes: bool) -> Tensor:
+    """The end of a layer that uses weights, and makes gradients of them or only lets them wait for it."""
+    end: Tensor = _Use.apply(makes, *weights)  # type: ignore[no-untyped-call]  # torch's own
+    return end
 
 
 def _later(output: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from runner.profiling.backward_scan import (
     asking_bytes,
     backward_peak_bytes,
     handed_peaks,
+    shared_peaks,
     stopped_forward_bytes,
     whole_backward,
 )
@@ -39,6 +40,7 @@ def profile_call(
     tracker: LiveTracker,
     numbers: StorageNumbers,
     module: nn.Module | None = None,
+    shared: Sequence[nn.Parameter] = (),
 ) -> tuple[Any, LayerProfile]:
     """Run ``function`` forward and backward; return its detached output and its row of the profile.
 
@@ -48,6 +50,7 @@ def profile_call(
         tracker: active.
         numbers: gives the storages of all rows distinct numbers.
         module: the module whose weights and buffers ``function`` uses.
+        shared: its trained parameters that other layers use, too.
     """
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -62,7 +65,7 @@ def profile_call(
         forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
         kept, numbered = _storages(scan, given, output, numbers)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        shared = _SharedGradients(flatten(given)[0], numbers)
+        parts = _SharedGradients(flatten(given)[0], numbers)
         backward_transient, made, backward_flops = _backward(roots, tracker)
         own = _own_outputs(given, output, numbers)
         row = LayerProfile(
@@ -80,11 +83,11 @@ def profile_call(
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
             recomputation=scan.recomputation(forward_flops, second_peaks.__getitem__, numbered),
-            split=split_figures(function, value, tracker, module, backward_flops, own),
+            split=split_figures(function, value, tracker, module, backward_flops, own, numbers, shared),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
-            shared_gradients=shared.found(),
+            shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained,
             handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
@@ -92,6 +95,7 @@ def profile_call(
             backward_made_bytes=made,
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
             stopped_forward_bytes=stopped,
+            shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
         )
     return map_tensors(as_leaf, output), row
 

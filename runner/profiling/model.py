@@ -34,7 +34,7 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model, whole_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.pretrained.check import frozen_problems
-from runner.model.ties import find_ties, tied_parameters
+from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
@@ -315,7 +315,7 @@ def profile_layers(
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
-    tied = tied_parameters(sources) if profiler is not None else []
+    tied, places = tied_parameters(sources) if profiler is not None else [], tied_places(sources)
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
     with LiveTracker() as tracker:
@@ -326,7 +326,8 @@ def profile_layers(
             function = autocasting(source.calling(module), device_type, autocast)
             before = value
             with about_layer(source.index, module, value):
-                value, row = alike.profile(source.label or source.name or "model", function, value, module)
+                shared = _trained_at(source, module, places)
+                value, row = alike.profile(source.label or source.name or "model", function, value, module, shared)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:
@@ -359,6 +360,16 @@ def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -
         why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
         raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
     return total
+
+
+def _trained_at(source: LayerSource, module: nn.Module, places: set[tuple[int, str]]) -> list[nn.Parameter]:
+    """The trained parameters of a layer that are at some of the places, each once."""
+    found = {
+        id(parameter): parameter
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad and (source.index, source.full_name(name)) in places
+    }
+    return list(found.values())
 
 
 def _states_of(module: nn.Module, state_bytes: Callable[[int], int] | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
-from runner.model.live_tracker import LiveTracker
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.split.backward import backward_input
 from runner.model.split.graph import Graph
-from runner.model.split.reasons import kept_in_input, waiting_bytes
+from runner.model.split.reasons import kept_in_input, waiting_weights
 from runner.profile import SplitBackward
 from runner.profiling.backward_scan import asking_bytes, backward_peak_bytes, handed_peaks
 from runner.profiling.flops import FlopCounter
@@ -29,6 +29,8 @@ def split_figures(
     module: nn.Module | None = None,
     backward_flops: float = 0.0,
     own: Mapping[int, int] = MappingProxyType({}),
+    numbers: StorageNumbers | None = None,
+    shared: Sequence[Tensor] = (),
 ) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
@@ -39,35 +41,36 @@ def split_figures(
         module: names the weights that ``function`` uses.
         backward_flops: FLOPs of a whole backward.
         own: the tensors that may leave the stage, see :func:`runner.profiling.backward_scan.handed_peaks`.
+        numbers: gives the storages of the input their numbers; None: they are not told.
+        shared: the weights that other layers use, too.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
     number, leaves = len(roots), [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
-    kept, waiting = kept_in_input(roots, leaves), waiting_bytes(roots, leaves)
+    kept, waiting = kept_in_input(roots, leaves), waiting_weights(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
     with FlopCounter() as flops:
         made, pending = backward_input(roots, gradients, leaves)
     transient = tracker.peak - before
     del roots, made, leaves
-    gradient_bytes, input_bytes = (_num_bytes(each) for each in (gradients, flatten(given)[0]))
-    live = [tracker.live]
-    del gradients
-    live.append(tracker.live)
+    needed_gradient = sum(_still_needed(gradients, tracker))
+    copies = flatten(given)[0]
     del given
-    live.append(tracker.live)
-    needed_gradient = gradient_bytes - (live[0] - live[1])
-    needed_input = input_bytes - (live[1] - live[2])
+    needed = _still_needed(copies, tracker)
+    needed_input, left = sum(needed), tracker.live
     del pending
-    deferred = live[2] - base - needed_gradient - needed_input
+    deferred = left - base - needed_gradient - needed_input
     figures = SplitBackward(
         deferred,
         needed_input,
         needed_gradient,
         transient,
-        waiting_bytes=waiting,
+        waiting_bytes=sum(weight.nbytes for weight in waiting),
+        waiting_shared_bytes=sum(weight.nbytes for weight in waiting if any(weight is each for each in shared)),
+        inputs=_storages_of(value, needed, numbers) if numbers is not None else None,
         chained_transient_bytes=backward_peak_bytes(_input_alone, function, value, tracker),
         beside_output_bytes=backward_peak_bytes(_input_alone, function, value, tracker, keeps_output=True),
         undivided_bytes=backward_peak_bytes(_everything, function, value, tracker, handed=range(number)),
@@ -113,9 +116,21 @@ def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:
     return float(flops.total)
 
 
+def _still_needed(tensors: list[Tensor], tracker: LiveTracker) -> list[int]:
+    """Empty the list; return for each of its tensors the bytes that are alive nevertheless."""
+    needed = []
+    while tensors:
+        num_bytes, before = tensors[-1].untyped_storage().nbytes(), tracker.live
+        tensors.pop()
+        needed.append(num_bytes - (before - tracker.live))
+    return needed[::-1]
+
+
+def _storages_of(value: Any, needed: list[int], numbers: StorageNumbers) -> tuple[int, ...]:
+    """The storages of the tensors of an input of which any bytes are needed."""
+    found = {numbers.of(tensor) for tensor, num_bytes in zip(flatten(value)[0], needed, strict=True) if num_bytes}
+    return tuple(sorted(found))
+
+
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _num_bytes(tensors: list[Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from runner.memory.solve.left_to_w import with_needs_of_w
 from runner.memory.solve.moves import PlacedSegment, with_moves
 from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
@@ -110,7 +111,9 @@ class _Stage:
         first = segments[0].first
         self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
         self.tensors = StageTensors(before, [*layers, loss] if loss is not None else layers)
-        self.chain = self.tensors.with_shared_gradients()
+        self.chain = [shared.row(at, layer) for at, layer in enumerate(self.tensors.with_shared_gradients())]
+        again = {at for each, start, end in self.segments if each.recompute for at in range(start, end + 1)}
+        self._made_in_i = shared.shared_with(again)
         of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]
         of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
         self._second_run = SecondRun(self.chain, self.tensors, first, of_b)
@@ -135,7 +138,7 @@ class _Stage:
         rows: list[LayerProfile] = []
         for segment, start, end in self.segments:
             rows += self._again(segment, start, end) if segment.recompute else map(self._once, range(start, end + 1))
-        return [*rows, self._once(len(self.chain) - 1)] if self._has_loss else rows
+        return with_needs_of_w([*rows, self._once(len(self.chain) - 1)] if self._has_loss else rows, self.tensors)
 
     def start_of(self, at: int) -> int:
         """The first layer that must run again for a layer's backward: the layer itself if nothing is computed again."""
@@ -149,7 +152,7 @@ class _Stage:
         waiting, chained = self._shared.behind(at), layer.chained_backward_bytes
         if chained is not None and at < len(self.chain) - 1:
             chained = whole_peaks(layer).beside(self.tensors.callers_used(at))
-        return self._row(
+        row = self._row(
             at,
             saved,
             running,
@@ -158,6 +161,19 @@ class _Stage:
             split=beside_callers(layer, self.tensors.callers_used(at)),
             backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
+        return self._with_gradients_in_i(at, row) if self._made_in_i[at] else row
+
+    def _with_gradients_in_i(self, at: int, row: LayerProfile) -> LayerProfile:
+        """The row of a layer that shares weights with layers that run again: I makes the whole gradients of these."""
+        layer, own = self.chain[at], self._shared.own(at, self.chain[at])
+        peaks = undivided_peaks(layer, own)
+        chained = peaks.beside(self.tensors.callers_used(at))
+        if self._made_in_i[at] == layer.gradient_bytes or layer.split is None:
+            return with_undivided(row, own, peaks.alone, chained)
+        some = replace(
+            layer.split, waiting_bytes=own, transient_bytes=peaks.alone, chained_transient_bytes=chained
+        )  # what it leaves to W of its other weights is at most what it would leave of all
+        return replace(row, split=some)
 
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The rows of a segment that is run forward again in its backward."""

@@ -140,6 +140,18 @@ class StageTensors:
             last.update(dict.fromkeys(self.saves(at) & last.keys(), at))
         return last
 
+    def given_bytes(self, storages: Iterable[int]) -> int:
+        """Bytes of those of the storages that are inputs of the stage."""
+        return sum(self._given.get(storage, 0) for storage in set(storages))
+
+    def row_of(self, storage: int) -> int | None:
+        """The row in which a storage is counted, if a layer of the stage has made it and anything keeps it."""
+        return self._row.get(storage)
+
+    def size_of(self, storage: int) -> int:
+        """The bytes of a storage that a layer of the stage has made."""
+        return next((made[storage] for made in self._outputs if storage in made), 0)
+
     def counted_bytes(self, at: int) -> int:
         """Bytes that are counted in a layer's row."""
         near = {**self.inputs(at), **self._outputs[at]}

@@ -12,7 +12,7 @@ from runner.model.split.cut import Cut, cut
 from runner.model.split.graph import Graph, Node, is_behind_hooks, is_leaf
 from runner.model.split.weight_formulas import WEIGHT_OPERANDS
 
-__all__ = ["Kept", "kept_in_input", "waiting_bytes"]
+__all__ = ["Kept", "kept_in_input", "waiting_weights"]
 
 
 class Kept(NamedTuple):
@@ -56,23 +56,22 @@ def kept_in_input(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[K
     return list(found.values())
 
 
-def waiting_bytes(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> int:
-    """The bytes of the gradients of weights that I makes, whatever their number of axes.
+def waiting_weights(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The weights whose gradients I makes, whatever their number of axes.
 
-    They are alive until the whole stage's I has ended. A re-entrant checkpoint adds each at once.
+    The gradients are alive until the whole stage's I has ended. A re-entrant checkpoint adds each at once.
 
     Args:
         outputs, inputs: tensors as for :func:`kept_in_input`, which may have no inputs.
     """
     if not outputs:
-        return 0
+        return []
     graph = Graph(outputs)
     if graph.is_reentrant:
-        return 0
+        return []
     given = {id(tensor) for tensor in inputs}
     made = cut(graph, [leaf for leaf in graph.leaves if id(leaf.variable) in given])
-    own = [leaf.variable for leaf in graph.leaves if leaf in made.in_i and id(leaf.variable) not in given]
-    return sum(weight.nbytes for weight in own)
+    return [leaf.variable for leaf in graph.leaves if leaf in made.in_i and id(leaf.variable) not in given]
 
 
 def _joins(made: Cut) -> Iterator[tuple[Node, Node]]:

@@ -206,7 +206,7 @@ class RankWalk:
                 own = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
                 return max(own, figures.fills.backward_bytes.get(left, 0))
             case Op.W:
-                return figures.largest_parameter_bytes
+                return figures.weight_backward_peak_bytes
             case Op.FILL:
                 return figures.fills.peak_bytes.get(action.work, 0)
             case _:

@@ -42,6 +42,7 @@ class StageFigures:
         input_gradient_seconds, weight_gradient_seconds: seconds of its I and its W, as sums over its layers.
         unsaved_forward_peak_bytes: like ``forward_peak_bytes``, for a forward that keeps only its output.
         input_backward_peak_bytes: like ``backward_peak_bytes``, for I.
+        weight_backward_peak_bytes: largest increase during W over what was alive at its start.
         deferred_bytes: tensors kept from the end of I to W, including the gradient of its output, without its input.
         deferred_input_bytes: the part of its input that is kept from the end of I to W.
         input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
@@ -68,6 +69,7 @@ class StageFigures:
     weight_gradient_seconds: float
     unsaved_forward_peak_bytes: int = 0
     input_backward_peak_bytes: int = 0
+    weight_backward_peak_bytes: int = 0
     deferred_bytes: int = 0
     deferred_input_bytes: int = 0
     input_gradient_bytes: int = 0
@@ -124,6 +126,7 @@ class LayerRanges:
         self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
         self._updates = RangeMaximum(_updates(chain), _not_exceeded)
         self._largest = RangeMaximum([_largest(layer) for layer in chain])
+        self._in_w = RangeMaximum([layer.split.made_bytes if layer.split is not None else 0 for layer in chain])
         self._home = [prefix(getattr(layer, f"home_{part}_bytes") for layer in chain) for part in _STATES]
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
         self._backward = RangeMaximum(
@@ -153,6 +156,7 @@ class LayerRanges:
             weight_bytes=self._weights[end] - self._weights[first],
             gradient_bytes=self._gradients[end] - self._gradients[first],
             largest_parameter_bytes=self._largest.over(first, end),
+            weight_backward_peak_bytes=max(self._largest.over(first, end), self._in_w.over(first, end)),
             updates=self._updates.over(first, end),
             saved_bytes=self._saved[end] - self._saved[first] + pending,
             copied_bytes=self._copied[end] - self._copied[first],

@@ -10,7 +10,15 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.profile import BoundaryTensor, FillProfile, LayerProfile, ModelProfile, Pairs, SharedGradient
+from runner.profile import (
+    BoundaryTensor,
+    FillProfile,
+    LayerProfile,
+    ModelProfile,
+    Pairs,
+    SharedGradient,
+    SharedPeaks,
+)
 
 __all__ = ["for_samples"]
 
@@ -66,6 +74,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             for place, num_bytes in layer.handed_backward_bytes
         ),
         asking_bytes=_with_weight_gradient(layer.asking_bytes, layer, ratio) or 0,
+        shared_peaks=_scaled_peaks(layer, ratio),
         backward_made_bytes=_with_weight_gradient(layer.backward_made_bytes, layer, ratio),
         recomputation={
             name: replace(
@@ -85,6 +94,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             layer.split,
             deferred_bytes=_bytes(layer.split.deferred_bytes, ratio),
             input_bytes=_bytes(layer.split.input_bytes, ratio),
+            held_bytes=_bytes(layer.split.held_bytes, ratio),
             gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
             transient_bytes=_beside(layer.split.waiting_bytes, layer.split.transient_bytes, ratio) or 0,
             chained_transient_bytes=_beside(layer.split.waiting_bytes, layer.split.chained_transient_bytes, ratio),
@@ -96,6 +106,14 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             asking_bytes=_beside(layer.gradient_bytes, layer.split.asking_bytes, ratio) or 0,
         ),
     )
+
+
+def _scaled_peaks(layer: LayerProfile, ratio: Fraction) -> SharedPeaks | None:
+    known = layer.shared_peaks
+    if known is None:
+        return None
+    peaks = (known.last, known.last_alone, known.between)
+    return SharedPeaks(*(_with_weight_gradient(peak, layer, ratio) or 0 for peak in peaks))
 
 
 def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfile:

@@ -21,7 +21,7 @@ class SplitRanges:
     def __init__(self, chain: Sequence[LayerProfile], saved: Sequence[int]) -> None:
         split = [_split(layer) for layer in chain]
         self._saved = saved
-        self._gradients = [each.gradient_bytes for each in split]
+        self._callers = [each.gradient_bytes + each.held_bytes for each in split]
         self._inputs = [each.input_bytes for each in split]
         self._transients = [each.transient_bytes for each in split]
         self._kept = prefix(each.deferred_bytes + each.gradient_bytes for each in split)
@@ -52,12 +52,12 @@ class SplitRanges:
     def peak(self, first: int, end: int, held_output_bytes: int) -> int:
         """The largest increase during I over what was alive at its start.
 
-        As in a full backward, the caller holds the stage's output and its gradient; of the last stage, the gradient of
-        the loss.
+        As in a full backward, the caller holds the stage's output and its gradient, also if W needs them; of the last
+        stage, the gradient of the loss.
         """
         peak = self._transients[end - 1]
         if end - 1 > first:
-            kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._gradients[end - 1]
+            kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._callers[end - 1]
             peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + held_output_bytes)
         return max(peak, 0)
 

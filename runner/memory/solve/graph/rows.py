@@ -51,7 +51,8 @@ class _Play:
         shared: SharedGradients,
     ) -> None:
         self._shared = shared
-        self._chain = [*layers, loss] if loss is not None else layers
+        chain = [*layers, loss] if loss is not None else layers
+        self._chain = [shared.row(at, layer) for at, layer in enumerate(chain)]
         self._loss, self._program, self._count = loss, program, len(layers)
         self._tensors = StageTensors(before, self._chain)
         self._sizes: dict[int, int] = {}

@@ -1,0 +1,46 @@
+"""Counts each tensor between a stage's layers that the gradients of weights need once, however many layers need it.
+
+A layer's profile says what W needs of the layer's input. A tensor that many layers read, as the sequence of an unrolled
+network, is alive once. It is counted in the row that counts it as saved, so that it is alive in I before and after the
+backward of that row's layer. An input of the stage is counted in the first row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runner.memory.solve.tensors import StageTensors
+from runner.profile import LayerProfile
+
+__all__ = ["with_needs_of_w"]
+
+
+def with_needs_of_w(rows: Sequence[LayerProfile], tensors: StageTensors) -> list[LayerProfile]:
+    """The rows of a stage's layers, and of the loss if there is one, in which no tensor that W needs counts twice.
+
+    Args:
+        rows: the rows, after it is decided what is kept; a row of which it is not known what W needs stays as it is.
+        tensors: the tensors between the layers.
+    """
+    needed = {storage for row in rows if row.split is not None for storage in row.split.inputs or ()}
+    own = defaultdict[int, int](int)
+    for storage in needed:
+        counted = tensors.row_of(storage)
+        if counted is not None:
+            own[counted] += tensors.size_of(storage)
+    given, held = tensors.given_bytes(needed), sum(map(tensors.size_of, needed & tensors.leaving))
+    found = []
+    for at, row in enumerate(rows):
+        split = row.split
+        if split is not None:
+            of_input = split.input_bytes if split.inputs is None else 0
+            split = replace(
+                split,
+                deferred_bytes=split.deferred_bytes + own[at],
+                input_bytes=max(given, of_input) if at == 0 else of_input,
+                held_bytes=held if at == len(rows) - 1 else 0,
+            )
+        found.append(replace(row, split=split))
+    return found

@@ -1,0 +1,160 @@
+"""Unrolled networks: time steps share weights with several matrices, and each reads the same sequence."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from layouts import uniform
+from programs import measured_and_predicted
+from test_budgets import SCALARS
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.policies import strategy_of
+from runner.memory.solve.values import ActivationPlan, PolicyOptions, Program, Segment, StageChain
+from runner.model.layers import layers_of
+from runner.model.live_tracker import LiveTracker
+from runner.model.split.backward import backward_input, backward_weight
+from runner.plan.stages.figures import stage_figures
+from runner.profile import ModelProfile, profile_from_json
+from runner.profiling.model import profile_layers
+
+WIDTH, TIME, SAMPLES, COUNT = 24, 12, 8, 4
+LAYERS = TIME + 2
+State = tuple[Tensor, Tensor, Tensor]
+
+
+class _Start(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, sequence: Tensor) -> State:
+        made = self.map(sequence)
+        return made, made[:, 0], made[:, 1]
+
+
+class _Step(nn.Module):
+    def __init__(self, cell: nn.LSTMCell, time: int) -> None:
+        super().__init__()
+        self.cell, self.time = cell, time
+
+    def forward(self, state: State) -> State:
+        sequence, hidden, memory = state
+        return sequence, *self.cell(sequence[:, self.time], (hidden, memory))
+
+
+class _End(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: State) -> Tensor:
+        made: Tensor = self.map(state[1])
+        return made
+
+
+def make(cells: int = 2) -> nn.Sequential:
+    """As many steps of each cell, one cell after the other."""
+    torch.manual_seed(0)
+    shared = [nn.LSTMCell(WIDTH, WIDTH) for _ in range(cells)]
+    return nn.Sequential(_Start(), *(_Step(shared[time * cells // TIME], time) for time in range(TIME)), _End())
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(SAMPLES, TIME, WIDTH, generator=generator), torch.randn(SAMPLES, WIDTH, generator=generator)
+
+
+@cache
+def profile() -> ModelProfile:
+    inputs, targets = (value[: SAMPLES // COUNT] for value in batch())
+    return profile_layers(layers_of(make(), 0), inputs, targets, nn.functional.mse_loss, torch.float32)
+
+
+def programs(kind: str, pipeline: int) -> tuple[Program, ...]:
+    """The programs of the stages."""
+    stages = uniform(LAYERS, pipeline)
+    if kind == "kept":
+        return tuple((Segment(first, last),) for first, last in stages)
+    if kind == "each":
+        return tuple(tuple(Segment(at, at, recompute=True) for at in range(first, last + 1)) for first, last in stages)
+    if kind == "some":
+        return tuple(
+            (Segment(first, first), Segment(first + 1, last - 1, recompute=True), Segment(last, last))
+            for first, last in stages
+        )
+    candidates = strategy_of(PolicyOptions(kind)).candidates
+    assert candidates is not None
+    return tuple(
+        list(candidates(StageChain(profile(), first, last, {}, in_flight=pipeline - stage)))[-1].program
+        for stage, (first, last) in enumerate(stages)
+    )
+
+
+LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (4, "zb_h1")]
+KINDS = ["kept", "each", "some", "treewidth"]
+QUICK = [("kept", 1, "1f1b"), ("treewidth", 1, "1f1b"), ("kept", 2, "zb_h1"), ("some", 2, "zb_h1")]
+
+
+def is_predicted(kind: str, pipeline: int, schedule: str) -> None:
+    found, told = measured_and_predicted(
+        make, nn.functional.mse_loss, batch(), programs(kind, pipeline), schedule, count=COUNT
+    )
+    for each, expected in zip(found, told, strict=True):
+        assert 0.99 * expected <= each <= expected + SCALARS
+
+
+@pytest.mark.parametrize(("kind", "pipeline", "schedule"), QUICK)
+def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedule: str) -> None:
+    is_predicted(kind, pipeline, schedule)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_counted_peak_is_the_predicted_one_in_every_layout(kind: str, pipeline: int, schedule: str) -> None:
+    is_predicted(kind, pipeline, schedule)
+
+
+def test_w_sums_the_gradients_of_a_weight_in_place() -> None:
+    linear = nn.Linear(WIDTH, WIDTH, bias=False)
+    linear.weight.grad = torch.zeros_like(linear.weight)
+    given = torch.randn(2, WIDTH, requires_grad=True)
+    value = given
+    for _ in range(5):
+        value = linear(value).tanh()
+    _, pending = backward_input([value], [torch.ones_like(value)], [given])
+    with LiveTracker() as tracker:
+        backward_weight(pending)
+    assert tracker.peak == 2 * linear.weight.nbytes
+
+
+def test_what_the_gradients_of_weights_need_of_a_sequence_counts_once() -> None:
+    plan = ActivationPlan(programs("kept", 1))
+    (figures,) = stage_figures(adjusted(profile(), plan), [(0, LAYERS - 1)])
+    samples = SAMPLES // COUNT
+    row = 4 * samples * WIDTH  # bytes of a tensor of one time step
+    needed = [TIME * row]  # the sequence
+    needed += [TIME * row]  # its gradient, for the first layer
+    needed += [TIME * 4 * row]  # what arrives at the gates of each step
+    needed += [TIME * row]  # the hidden state after each step, which the next one or the last layer reads
+    needed += [row]  # the gradient of the last layer's output
+    assert figures.deferred_bytes == sum(needed)
+
+
+def test_a_weight_that_two_layers_share_changes_the_row_of_a_layer_alone() -> None:
+    """Layers that are alike otherwise have their own peaks."""
+    shared = nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), shared, nn.Linear(WIDTH, WIDTH), shared)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = torch.randn(2, WIDTH)
+        found = profile_layers(layers_of(model, 0), given, given, nn.functional.mse_loss, torch.float32)
+    peaks = [row.shared_peaks for row in found.layers]
+    assert peaks[0] is None
+    assert peaks[2] is None
+    assert peaks[1] == peaks[3] is not None
+    assert profile_from_json(found.to_json()) == found
