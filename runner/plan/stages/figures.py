@@ -149,7 +149,8 @@ class LayerRanges:
         input_bytes = self._cast_bytes if first == 0 else layers[first - 1].output_bytes
         pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
         held = 0 if is_last else held_output(layers[last])
-        moved = self._moved(first, end, held) if self._moves else ()
+        of_i = layers[end - 1].output_bytes if is_last else held
+        moved = self._moved(first, end, held, of_i) if self._moves else ()
         return StageFigures(
             first=first,
             last=last,
@@ -169,7 +170,7 @@ class LayerRanges:
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
             weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
-            input_backward_peak_bytes=self._split.peak(first, end, layers[end - 1].output_bytes if is_last else held),
+            input_backward_peak_bytes=self._split.peak(first, end, of_i),
             deferred_bytes=self._split.deferred(first, end),
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
@@ -180,8 +181,8 @@ class LayerRanges:
             **{f"home_{part}_bytes": sums[end] - sums[first] for part, sums in zip(_STATES, self._home, strict=True)},
         )
 
-    def _moved(self, first: int, end: int, held_output_bytes: int) -> tuple[MovedLayer, ...]:
-        """The layers of a stage, each with its own peaks."""
+    def _moved(self, first: int, end: int, held_output_bytes: int, held_in_i: int) -> tuple[MovedLayer, ...]:
+        """The layers of a stage, each with its own peaks; the outputs are those that the caller holds in B and in I."""
         found = []
         for at in range(first, end):
             layer, backward = self._chain[at], self._chain[at].backward_transient_bytes
@@ -189,7 +190,9 @@ class LayerRanges:
                 so_far = self._saved[at + 1] - self._saved[end] + held_output_bytes
                 backward = so_far + layer.gradient_of_output_bytes + layer.inner_backward_bytes
             forward = self._saved[at + 1] - self._saved[first] + layer.forward_transient_bytes
-            found.append(MovedLayer(layer.moves, layer.forward_seconds, layer.backward_seconds, forward, backward))
+            of_i = self._split.peak_of_layer(at, end, held_in_i)
+            seconds = layer.forward_seconds, layer.backward_seconds
+            found.append(MovedLayer(layer.moves, *seconds, forward, backward, of_i))
         return tuple(found)
 
     def _forward_peak(self, first: int, end: int, moved: Sequence[MovedLayer]) -> int:

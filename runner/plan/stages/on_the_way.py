@@ -28,6 +28,8 @@ class MovedLayer(NamedTuple):
         forward_peak_bytes: largest increase while it runs over what was alive when the stage's forward started, if
             nothing was on its way.
         backward_peak_bytes: the same for the backward, if nothing had come back.
+        input_backward_peak_bytes: the same for the first part of a backward in two parts, if all had come back; None =
+            not known, at most that of the whole backward with all that comes back.
     """
 
     moves: LayerMoves
@@ -35,6 +37,7 @@ class MovedLayer(NamedTuple):
     backward_seconds: float
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
+    input_backward_peak_bytes: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -142,7 +145,9 @@ class OnTheWay:
         for layer in reversed(layers):
             if any(layer.moves.needs) or layer.num_bytes:
                 break  # what it uses has left, and what was sent before as well
-            peak = max(peak, layer.backward_peak_bytes + fetched + self.leaving_bytes)
+            known = layer.input_backward_peak_bytes
+            own = layer.backward_peak_bytes + fetched if known is None else known
+            peak = max(peak, own + self.leaving_bytes)
         for at in range(len(layers)):
             self._has_left(of, at)
         return max(peak, peak_bytes + self.leaving_bytes)

@@ -57,9 +57,19 @@ class SplitRanges:
         """
         peak = self._transients[end - 1]
         if end - 1 > first:
-            kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._callers[end - 1]
-            peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + held_output_bytes)
+            peak = max(peak, self._running.over(first, end - 1) + self._behind(end) + held_output_bytes)
         return max(peak, 0)
+
+    def peak_of_layer(self, at: int, end: int, held_output_bytes: int) -> int:
+        """As :meth:`peak`, while one layer of the stage runs."""
+        if at == end - 1:
+            return self._transients[at]
+        return self._running.over(at, at + 1) + self._behind(end) + held_output_bytes
+
+    def _behind(self, end: int) -> int:
+        """What is added to the running bytes of a layer of a stage that ends before ``end``."""
+        kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._callers[end - 1]
+        return kept - self._saved[end]
 
 
 def _split(layer: LayerProfile) -> SplitBackward:
