@@ -264,6 +264,8 @@ class LayerProfile:
         output: the memory of its output, each once. Empty = not known, one tensor that is not carried on is assumed.
         saves: storages of its input and its output that autograd keeps; only with ``output``.
         reads: storages of its input that its operators use, others it only passes on; None = not known, all.
+        passes_last: whether its backward makes nothing more once the gradient of any tensor is complete that it reads
+            and passes on, too.
         shared_gradients: gradients of its input that are parts of a larger tensor, as after a concatenation.
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
@@ -316,6 +318,7 @@ class LayerProfile:
     output: tuple[BoundaryTensor, ...] = ()
     saves: tuple[int, ...] = ()
     reads: tuple[int, ...] | None = None
+    passes_last: bool = False
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None

@@ -18,6 +18,7 @@ __all__ = [
     "asking_bytes",
     "backward_peak_bytes",
     "handed_peaks",
+    "passes_last",
     "shared_peaks",
     "stopped_forward_bytes",
     "whole_backward",
@@ -175,6 +176,31 @@ def _peak_with_shared(
     tracker.reset_peak()
     torch.autograd.backward([*ends, *uses], [*gradients, *map(torch.empty_like, uses)])
     return max(0, tracker.peak - before)
+
+
+def passes_last(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> bool:
+    """Whether a backward makes nothing more once the gradient of a tensor is complete that the layer passes on.
+
+    Args:
+        function, value, tracker: see :func:`backward_peak_bytes`.
+    """
+    given = map_tensors(as_leaf, value)
+    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
+    leaving = {root.untyped_storage() for root in roots}
+    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    passed = [leaf for leaf in leaves if leaf.untyped_storage() in leaving]
+    complete: list[int] = []
+
+    def note(gradient: Tensor) -> None:
+        if not complete:
+            complete.append(tracker.live)
+            tracker.reset_peak()
+
+    for leaf in passed:
+        leaf.register_hook(note)  # type: ignore[no-untyped-call]
+    if passed:
+        torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
+    return bool(complete) and tracker.peak <= complete[0]
 
 
 def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:

@@ -111,7 +111,8 @@ class _Stage:
         first = segments[0].first
         self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
         self.tensors = StageTensors(before, [*layers, loss] if loss is not None else layers)
-        self.chain = [shared.row(at, layer) for at, layer in enumerate(self.tensors.with_shared_gradients())]
+        chain = self.tensors.with_present_gradients(self.tensors.with_shared_gradients())
+        self.chain = [shared.row(at, layer) for at, layer in enumerate(chain)]
         again = {at for each, start, end in self.segments if each.recompute for at in range(start, end + 1)}
         self._made_in_i = shared.shared_with(again)
         of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]

@@ -122,6 +122,35 @@ class StageTensors:
                 waiting.pop(storage, None)
         return total
 
+    def absent_gradient_bytes(self, at: int) -> int:
+        """Bytes of gradients of a layer's output that are not there, as no later layer reads the tensors.
+
+        These are tensors that the layer only passes on, or to whose gradients it adds its own part last of all, so that
+        its backward would hold the absent ones from its beginning to its end.
+        """
+        layer = self._chain[at]
+        used = self._last_use_of_leaving.keys() | self._read_after(at)
+        before = {tensor.storage for tensor in (self._chain[at - 1].output if at else ())} - used
+        if not layer.passes_last:
+            before -= set(before if layer.reads is None else layer.reads)
+        return sum(tensor.gradient_bytes for tensor in layer.output if tensor.storage in before)
+
+    def _read_after(self, at: int) -> set[int]:
+        """The storages that later layers read."""
+        return {
+            storage
+            for layer, before in zip(self._chain[at + 1 :], self._chain[at:], strict=False)
+            for storage in (layer.reads if layer.reads is not None else [tensor.storage for tensor in before.output])
+        }
+
+    def with_present_gradients(self, rows: Sequence[LayerProfile]) -> list[LayerProfile]:
+        """The rows of the chain without gradients of outputs that are absent."""
+        absent = [self.absent_gradient_bytes(at) for at in range(len(self._chain))]
+        return [
+            replace(row, output_gradient_bytes=row.gradient_of_output_bytes - num_bytes) if num_bytes else row
+            for row, num_bytes in zip(rows, absent, strict=True)
+        ]
+
     def with_shared_gradients(self) -> list[LayerProfile]:
         """The chain's rows, in which the gradient of an output is with what it keeps besides."""
         if not any(layer.shared_gradients for layer in self._chain):

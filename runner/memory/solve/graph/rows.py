@@ -52,9 +52,10 @@ class _Play:
     ) -> None:
         self._shared = shared
         chain = [*layers, loss] if loss is not None else layers
-        self._chain = [shared.row(at, layer) for at, layer in enumerate(chain)]
         self._loss, self._program, self._count = loss, program, len(layers)
-        self._tensors = StageTensors(before, self._chain)
+        self._tensors = StageTensors(before, chain)
+        present = self._tensors.with_present_gradients(chain)
+        self._chain = [shared.row(at, layer) for at, layer in enumerate(present)]
         self._sizes: dict[int, int] = {}
         for at in range(len(self._chain)):
             self._sizes |= self._tensors.made(at)
