@@ -18,7 +18,7 @@ from runner.profiling.flops import operator_flops
 
 __all__ = ["STEP_SECONDS", "SlowDevice", "step_flops", "with_flops_as_seconds"]
 
-STEP_SECONDS = 2.0
+STEP_SECONDS = 1.0
 """What a step that keeps everything takes on the slow device: many times what these models need by themselves."""
 
 _WORK = bytes(20_000)  # to hash it takes some 20 microseconds, in which other threads have the interpreter's lock
