@@ -87,7 +87,8 @@ class SplitBackward:
             does for a layer that is run again; None = not known, those gradients are added to the peak of a backward.
         handed_bytes, handed_undivided_bytes: like ``beside_output_bytes`` and ``chained_undivided_bytes``, see
             :attr:`LayerProfile.handed_backward_bytes`.
-        asking_bytes: see :attr:`LayerProfile.asking_bytes`; of an I that makes the gradients of all weights.
+        asking_bytes, chained_asking_bytes: see :attr:`LayerProfile.asking_bytes`; of an I that makes the gradients of
+            all weights.
         inputs: the storages of ``input_bytes``; None = not known.
         held_bytes: the part of ``deferred_bytes`` that the stage's caller holds while I runs, as it is the stage's
             output. A measured profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
@@ -111,6 +112,7 @@ class SplitBackward:
     handed_bytes: Pairs = ()
     handed_undivided_bytes: Pairs = ()
     asking_bytes: int = 0
+    chained_asking_bytes: int = 0
     inputs: tuple[int, ...] | None = None
     held_bytes: int = 0
     made_bytes: int = 0
@@ -273,7 +275,8 @@ class LayerProfile:
         handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
             although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
             in ``output``; empty for a layer that makes a single tensor.
-        asking_bytes: what its backward makes before it asks for the first tensor that autograd has saved.
+        asking_bytes, chained_asking_bytes: what its backward makes before it asks for the first tensor that autograd
+            has saved, if its output leaves the stage; and if another layer follows, where autograd frees gradients.
         backward_made_bytes: most bytes at once of what its backward makes, the gradient of its input among them,
             without what it frees; None = not known.
         stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
@@ -324,6 +327,7 @@ class LayerProfile:
     chained_backward_bytes: int | None = None
     handed_backward_bytes: Pairs = ()
     asking_bytes: int = 0
+    chained_asking_bytes: int = 0
     backward_made_bytes: int | None = None
     shared_peaks: SharedPeaks | None = None
     statistics_bytes: int = 0

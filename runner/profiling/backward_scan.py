@@ -98,13 +98,16 @@ def handed_peaks(
     )
 
 
-def asking_bytes(run: Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
+def asking_bytes(
+    run: Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker, *, chained: bool = False
+) -> int:
     """Run ``function`` forward and backward; return what the backward has made when it asks for the first saved tensor.
 
     If the layer is run again in its backward, it runs again then. The bytes are the peak if nothing is asked for.
 
     Args:
         run, function, value, tracker: see :func:`backward_peak_bytes`.
+        chained: whether other layers follow, so that autograd alone holds the output and its gradient.
     """
     given, seen = map_tensors(as_leaf, value), list[int]()
 
@@ -116,8 +119,11 @@ def asking_bytes(run: Run, function: Callable[[Any], Any], value: Any, tracker: 
         outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
     if not outputs:
         return 0
+    coming = sum(output.nbytes for output in outputs) if chained else 0
+    if chained:
+        outputs = [_later(output) for output in outputs]
     gradients = [torch.ones_like(output) for output in outputs]
-    before = tracker.live
+    before = tracker.live + coming
     tracker.reset_peak()
     run(outputs, gradients, leaves)
     return max(0, (seen[0] if seen else tracker.peak) - before)

@@ -58,7 +58,7 @@ def profile_call(
     with _own_gradients(trained):
         stopped = stopped_forward_bytes(function, value, tracker)
         chained = backward_peak_bytes(whole_backward, function, value, tracker)
-        asking = asking_bytes(whole_backward, function, value, tracker)
+        asking = [asking_bytes(whole_backward, function, value, tracker, chained=each) for each in (False, True)]
         given = map_tensors(as_leaf, value)
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
         peaks = OperatorPeaks(tracker)
@@ -93,7 +93,8 @@ def profile_call(
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained,
             handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
-            asking_bytes=asking,
+            asking_bytes=asking[0],
+            chained_asking_bytes=asking[1],
             backward_made_bytes=made,
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
             stopped_forward_bytes=stopped,

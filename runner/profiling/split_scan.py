@@ -78,6 +78,7 @@ def split_figures(
         handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),
         handed_undivided_bytes=handed_peaks(_everything, function, value, tracker, own),
         asking_bytes=asking_bytes(_everything, function, value, tracker),
+        chained_asking_bytes=asking_bytes(_everything, function, value, tracker, chained=True),
     )
     if not kept or module is None:
         return figures

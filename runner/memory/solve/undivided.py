@@ -27,7 +27,7 @@ class BackwardPeaks(NamedTuple):
         waiting: gradients of its weights that are alive while the layers before it run backward.
         handed: the same as ``chained``, if the stage's caller holds a tensor that the layer has made, and its
             gradient; by the storage of this tensor. Empty = not known.
-        asking: what it makes before it asks for the first saved tensor.
+        asking, chained_asking: what it makes before it asks for the first saved tensor, alone and chained.
     """
 
     alone: int
@@ -35,6 +35,7 @@ class BackwardPeaks(NamedTuple):
     waiting: int
     handed: Mapping[int, int] = MappingProxyType({})
     asking: int = 0
+    chained_asking: int = 0
 
     @property
     def inner(self) -> int:
@@ -57,7 +58,12 @@ def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
     """
     handed = _by_storage(layer, layer.handed_backward_bytes)
     return BackwardPeaks(
-        layer.backward_transient_bytes, layer.chained_backward_bytes, waiting, handed, layer.asking_bytes
+        layer.backward_transient_bytes,
+        layer.chained_backward_bytes,
+        waiting,
+        handed,
+        layer.asking_bytes,
+        layer.chained_asking_bytes,
     )
 
 
@@ -72,9 +78,10 @@ def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> Backward
     split = layer.split
     if split is None or split.undivided_bytes is None:
         alone = layer.backward_transient_bytes + layer.gradient_bytes
-        return BackwardPeaks(alone, None, waiting, asking=layer.asking_bytes)
+        return BackwardPeaks(alone, None, waiting, {}, layer.asking_bytes, layer.chained_asking_bytes)
     handed = _by_storage(layer, split.handed_undivided_bytes)
-    return BackwardPeaks(split.undivided_bytes, split.chained_undivided_bytes, waiting, handed, split.asking_bytes)
+    asking = split.asking_bytes, split.chained_asking_bytes
+    return BackwardPeaks(split.undivided_bytes, split.chained_undivided_bytes, waiting, handed, *asking)
 
 
 def beside_callers(layer: LayerProfile, callers: Mapping[int, int]) -> SplitBackward | None:

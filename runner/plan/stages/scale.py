@@ -74,6 +74,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             for place, num_bytes in layer.handed_backward_bytes
         ),
         asking_bytes=_with_weight_gradient(layer.asking_bytes, layer, ratio) or 0,
+        chained_asking_bytes=_with_weight_gradient(layer.chained_asking_bytes, layer, ratio) or 0,
         shared_peaks=_scaled_peaks(layer, ratio),
         backward_made_bytes=_with_weight_gradient(layer.backward_made_bytes, layer, ratio),
         recomputation={
@@ -104,6 +105,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             handed_bytes=_each_beside(layer.split.waiting_bytes, layer.split.handed_bytes, ratio),
             handed_undivided_bytes=_each_beside(layer.gradient_bytes, layer.split.handed_undivided_bytes, ratio),
             asking_bytes=_beside(layer.gradient_bytes, layer.split.asking_bytes, ratio) or 0,
+            chained_asking_bytes=_beside(layer.gradient_bytes, layer.split.chained_asking_bytes, ratio) or 0,
         ),
     )
 
