@@ -61,7 +61,7 @@ class SplitRanges:
         return max(peak, 0)
 
     def peak_of_layer(self, at: int, end: int, held_output_bytes: int) -> int:
-        """As :meth:`peak`, while one layer of the stage runs."""
+        """The largest increase while the I of one layer of the stage runs; see :meth:`peak`."""
         if at == end - 1:
             return self._transients[at]
         return self._running.over(at, at + 1) + self._behind(end) + held_output_bytes
