@@ -102,6 +102,11 @@ class Window:
         self.knows_totals = True
 
     @property
+    def computed(self) -> frozenset[int]:
+        """The micro-batches that are computed; the others have no samples."""
+        return frozenset(number for number, size in enumerate(self.sizes) if size)
+
+    @property
     def numbers(self) -> range:
         """The numbers of its micro-batches in actions."""
         return range(self.first, self.first + len(self.sizes))

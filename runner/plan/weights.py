@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from runner.config.schema import OffloadConfig, RunConfig
@@ -97,7 +97,11 @@ def _stage(
 
 
 def turns_of_ranks(
-    plan: WeightPlan, activations: ActivationPlan, schedule: Schedule, profile: ModelProfile
+    plan: WeightPlan,
+    activations: ActivationPlan,
+    schedule: Schedule,
+    profile: ModelProfile,
+    microbatches: Container[int] | None = None,
 ) -> tuple[RankTurns, ...]:
     """The turns of every rank in a window of ``schedule``; empty if no weights move.
 
@@ -106,6 +110,7 @@ def turns_of_ranks(
         activations: what is kept of each stage, which says in which order its backward runs layers.
         schedule: the schedule of training windows, or one without backwards.
         profile: tells which layers are trained.
+        microbatches: those that have samples, and are computed; None = all.
     """
     if not any(plan.stages):
         return ()
@@ -122,7 +127,7 @@ def turns_of_ranks(
                     layers[action.stage][action.op is not Op.F],
                 )
                 for action in schedule.actions[rank]
-                if action.op in (Op.F, Op.B)
+                if action.op in (Op.F, Op.B) and (microbatches is None or action.microbatch in microbatches)
             ],
             plan.of(schedule.stages_of(rank)),
         )

@@ -15,7 +15,7 @@ from runner.memory.apply.install import StageOffload, install_swap
 from runner.memory.apply.mover import Mover, Moving
 from runner.memory.apply.weight_swap import HostWeights, WeightSwap
 from runner.memory.solve.program import moves_tensors
-from runner.memory.solve.residency import WeightUnit
+from runner.memory.solve.residency import ActionTurns, WeightUnit
 from runner.memory.solve.weight_strategy import WeightPlan
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
@@ -89,11 +89,12 @@ def swap_weights(
     ]
     lanes = (_lane(options, device), _lane(options, device))
     largest = max((unit.gradient_bytes for unit in plan.weights.of(numbers)), default=0)
-    evaluated = forward_only(plan.schedule, options.microbatches)
-    turns = {
-        True: plan.turns[position].actions,
-        False: turns_of_ranks(plan.weights, plan.activations, evaluated, plan.profile)[position].actions,
-    }
+    schedules = {True: plan.schedule, False: forward_only(plan.schedule, options.microbatches)}
+
+    def turns(training: bool, microbatches: frozenset[int]) -> Sequence[ActionTurns]:
+        listed = turns_of_ranks(plan.weights, plan.activations, schedules[training], plan.profile, microbatches)
+        return listed[position].actions
+
     buffers = HostBuffers(largest, pinned=device.type == "cuda")
     swap = WeightSwap([each for own in units for each in own], lanes, turns, buffers, moving)
     for stage, own in zip(numbers, units, strict=True):

@@ -142,6 +142,15 @@ def test_bits_bytes_and_peaks_are_those_of_the_plan(case: tuple[str, tuple[str, 
         assert measured <= predicted + SCALARS
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    "order", [(), ("parallelism.pipeline=2",), ("schedule=looped_bfs", "schedule.chunks=4")], ids=str
+)
+def test_bits_are_the_same_where_the_last_microbatches_have_no_samples(order: tuple[str, ...], samples: int) -> None:
+    """As in the last batch of an epoch: what the last one that is computed has used goes home."""
+    run("mlp", *GRANULAR, *order, samples=samples).assert_same(run("mlp", *order, samples=samples))
+
+
 @pytest.mark.parametrize(
     "order", sampled([(), ("parallelism.pipeline=2",), ("activation_checkpoint=full",)], ()), ids=str
 )

@@ -22,7 +22,11 @@ class Swapped:
         self._swap = swap
 
     def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
-        return self._swap.running((False, place.stage, place.number), training=place.window.training)
+        return self._running(place, backward=False)
 
     def backward(self, place: Place) -> AbstractContextManager[Any]:
-        return self._swap.running((True, place.stage, place.number), training=place.window.training)
+        return self._running(place, backward=True)
+
+    def _running(self, place: Place, *, backward: bool) -> AbstractContextManager[Any]:
+        key, window = (backward, place.stage, place.number), place.window
+        return self._swap.running(key, training=window.training, microbatches=window.computed)

@@ -179,7 +179,7 @@ class WeightSwap:
     Args:
         units: the units, by number.
         lanes: the lane out and the lane back.
-        turns: the turns of a training window, and of one without backwards.
+        turns: gives the turns of a window, by whether it is of training and by the micro-batches that have samples.
         buffers: for gradients that have left the device and are not added yet.
         moving: see :data:`runner.memory.apply.mover.Moving`.
 
@@ -191,7 +191,7 @@ class WeightSwap:
         self,
         units: Sequence[HostWeights],
         lanes: tuple[Lane, Lane],
-        turns: Mapping[bool, Sequence[ActionTurns]],
+        turns: Callable[[bool, frozenset[int]], Sequence[ActionTurns]],
         buffers: HostBuffers,
         moving: Moving = nullcontext,
     ) -> None:
@@ -201,7 +201,8 @@ class WeightSwap:
         self._units = list(units)
         self._out, self._back = lanes
         self._moving = moving
-        self._turns = {training: {each.run[:3]: each for each in listed} for training, listed in turns.items()}
+        self._turns_of = turns
+        self._known: dict[tuple[bool, frozenset[int]], dict[tuple[bool, int, int], ActionTurns]] = {}
         self._ahead: list[Turn] = []
         self._current: int | None = None  # the unit whose turn it is
         self._counts = True  # whether the window is of training
@@ -222,9 +223,15 @@ class WeightSwap:
             unit.claim()
 
     @contextmanager
-    def running(self, key: tuple[bool, int, int], *, training: bool) -> Iterator[None]:
-        """The context of a forward or backward: (whether it is a backward, stage, number of the micro-batch)."""
-        action = self._turns[training].get(key)
+    def running(self, key: tuple[bool, int, int], *, training: bool, microbatches: frozenset[int]) -> Iterator[None]:
+        """The context of a forward or backward.
+
+        Args:
+            key: whether it is a backward, the stage, and the number of the micro-batch.
+            training: whether its window is of training.
+            microbatches: the micro-batches of the window that have samples; the others are not computed.
+        """
+        action = self._turns(training, microbatches).get(key)
         self._ahead = list(action.turns) if action is not None else []
         self._current, self._counts = None, training
         if self._ahead:  # its weights may still be on their way
@@ -235,6 +242,13 @@ class WeightSwap:
         if action is not None and action.is_last:
             self._go([self._units[number] for number in action.going_home])
             self._settle()
+
+    def _turns(self, training: bool, microbatches: frozenset[int]) -> dict[tuple[bool, int, int], ActionTurns]:
+        """The turns of a window, by the runs to which they belong."""
+        window = training, microbatches
+        if window not in self._known:
+            self._known[window] = {each.run[:3]: each for each in self._turns_of(*window)}
+        return self._known[window]
 
     def reach(self, unit: HostWeights) -> None:
         """Have a unit's weights on the device, because something uses them now."""
