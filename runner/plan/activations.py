@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
@@ -76,8 +77,8 @@ def plan_activations(
         copy_seconds=copy_seconds,
         may_run_graphs=_may_run_graphs(config),
     )
-    counted = plan if on_accelerator else ActivationPlan(plan.stages)
-    return plan, adjusted(profile, counted)
+    plan = replace(plan, host_apart=on_accelerator)
+    return plan, adjusted(profile, plan)
 
 
 def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[Problem]:

@@ -66,6 +66,17 @@ def test_the_peak_of_a_split_backward_is_the_predicted_one(kind: str) -> None:
         assert 0.99 * expected <= each <= expected + SCALARS
 
 
+@pytest.mark.parametrize("kind", ["kept", "between"])
+def test_the_peak_with_hooks_on_what_is_saved_is_the_predicted_one(kind: str) -> None:
+    """What hooks fetch can be read once, so that I makes all gradients and leaves nothing to W."""
+    whole = tuple((Segment(first, last),) for first, last in STAGES) if kind == "kept" else programs(kind)
+    found, told = measured_and_predicted(
+        make_blocks, nn.functional.mse_loss, points(384), whole, "zb_h1", count=3, to_host=True
+    )
+    for each, expected in zip(found, told, strict=True):
+        assert 0.99 * expected <= each <= expected + SCALARS
+
+
 def test_the_peak_of_a_gpt_whose_layers_differ_is_the_predicted_one() -> None:
     """Its embedding, norms and head have weights that a product of matrices does not have, or a larger one."""
     make = partial(make_gpt, 0.1, 32, 4)

@@ -80,8 +80,13 @@ def measured_and_predicted(
     programs: Sequence[Program],
     schedule: str | Schedule,
     count: int = 4,
+    *,
+    to_host: bool = False,
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan."""
+    """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan.
+
+    With ``to_host``, hooks send what is saved to the host, whose memory is the device's here.
+    """
     ranks, samples = len(programs), len(batch[0])
     sources = layers_of(make(), 0)
     partition = uniform(len(sources), ranks)
@@ -89,13 +94,14 @@ def measured_and_predicted(
     profile = replace(
         profile_layers(sources, inputs, targets, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0
     )
-    figures = stage_figures(adjusted(profile, ActivationPlan(tuple(programs))), partition)
+    plan = ActivationPlan(tuple(programs), to_host, host_apart=False)
+    figures = stage_figures(adjusted(profile, plan), partition)
     lowered = lower(build(schedule, ranks=ranks, microbatches=count) if isinstance(schedule, str) else schedule)
     predicted = predict_memory(lowered, profile, figures, MemoryNeeds(samples)).peak_bytes
     models = [make() for _ in range(ranks)]
 
     def prepare(stage: StageModule, number: int) -> None:
-        install(stage, programs[number])
+        install(stage, programs[number], to_host=to_host)
 
     def run(transport: ThreadTransport) -> int:
         engine = make_engine(

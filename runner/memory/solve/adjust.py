@@ -27,7 +27,7 @@ from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import beside_callers, undivided_peaks, whole_peaks, with_undivided
+from runner.memory.solve.undivided import BEHIND_HOOKS, beside_callers, undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
 from runner.profile import LayerProfile, ModelProfile
 
@@ -48,7 +48,7 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
         before = profile.layers[first - 1] if first else None
         own_loss = loss if is_last else None
         shared = SharedGradients(len(chain) + (own_loss is not None), profile.shared, first)
-        made = _rows(before, chain, own_loss, program, shared, to_host=plan.to_host)
+        made = _rows(before, chain, own_loss, program, shared, plan)
         if is_last:
             loss = made.pop()
         rows += made
@@ -61,21 +61,21 @@ def _rows(
     loss: LayerProfile | None,
     program: Program,
     shared: SharedGradients,
-    *,
-    to_host: bool,
+    plan: ActivationPlan,
 ) -> list[LayerProfile]:
     """The rows of a stage under its program, and that of the loss if the stage is the last."""
     if isinstance(program, StageProgram):
-        assert not to_host  # a rule refuses it
+        assert not plan.to_host  # a rule refuses it
         whole = (Segment(program.first, program.last),)
 
         def kept() -> list[LayerProfile]:
             return _Stage(before, chain, loss, whole, shared).rows()
 
         return program.rows(PlainStage(before, chain, loss, shared, kept))
-    stage = _Stage(before, chain, loss, program, shared)
+    stage = _Stage(before, chain, loss, program, shared, behind_hooks=plan.to_host)
     made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
-    return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if to_host else made
+    leaves = plan.to_host and plan.host_apart
+    return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if leaves else made
 
 
 def host_bytes(before: ModelProfile, program: Program) -> int:
@@ -105,8 +105,11 @@ class _Stage:
         loss: LayerProfile | None,
         segments: Sequence[Segment],
         shared: SharedGradients,
+        *,
+        behind_hooks: bool = False,
     ) -> None:
         self._has_loss = loss is not None
+        self._behind_hooks = range(len(layers)) if behind_hooks else range(0)  # layers whose saved tensors hooks send
         self._shared = shared
         first = segments[0].first
         self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
@@ -114,7 +117,7 @@ class _Stage:
         chain = self.tensors.with_present_gradients(self.tensors.with_shared_gradients())
         self.chain = [shared.row(at, layer) for at, layer in enumerate(chain)]
         again = {at for each, start, end in self.segments if each.recompute for at in range(start, end + 1)}
-        self._made_in_i = shared.shared_with(again)
+        self._made_in_i = shared.shared_with(again.union(self._behind_hooks))
         of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]
         of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
         self._second_run = SecondRun(self.chain, self.tensors, first, of_b)
@@ -162,13 +165,18 @@ class _Stage:
             split=beside_callers(layer, self.tensors.callers_used(at)),
             backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
-        return self._with_gradients_in_i(at, row) if self._made_in_i[at] else row
+        return self._with_gradients_in_i(at, row) if self._made_in_i[at] or at in self._behind_hooks else row
 
     def _with_gradients_in_i(self, at: int, row: LayerProfile) -> LayerProfile:
-        """The row of a layer that shares weights with layers that run again: I makes the whole gradients of these."""
+        """The row of a layer of whose weights I makes whole gradients.
+
+        It shares these weights with layers that run again, or all that it has saved is behind hooks.
+        """
         layer, own = self.chain[at], self._shared.own(at, self.chain[at])
         peaks = undivided_peaks(layer, own)
         chained = peaks.beside(self.tensors.callers_used(at))
+        if at in self._behind_hooks:
+            return with_undivided(row, own, peaks.alone, chained, BEHIND_HOOKS)
         if self._made_in_i[at] == layer.gradient_bytes or layer.split is None:
             return with_undivided(row, own, peaks.alone, chained)
         some = replace(
@@ -231,15 +239,16 @@ def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
     for at, row in enumerate(rows):
         stays = tensors.held_output_bytes(at) if at == len(rows) - 1 else 0
         gone = row.saved_bytes - stays
+        split = row.split
+        fetched = gone + tensors.counted_before_bytes(stage.start_of(at), at)
         left.append(
             replace(
                 row,
                 saved_bytes=stays,
                 forward_transient_bytes=row.forward_transient_bytes + gone + tensors.counted_before_bytes(at, at),
-                backward_transient_bytes=row.backward_transient_bytes
-                + gone
-                + tensors.counted_before_bytes(stage.start_of(at), at),
+                backward_transient_bytes=row.backward_transient_bytes + fetched,
                 chained_backward_bytes=None,
+                split=None if split is None else replace(split.with_more(fetched), chained_transient_bytes=None),
             )
         )
     return left

@@ -1,7 +1,8 @@
 """Rows of layers whose I makes the gradients of all weights, because what autograd saved can be read only once.
 
-So it is with layers that are run again in the backward, by a checkpoint, a graph program or a pool that drops tensors.
-The gradients are alive until the whole stage's I has ended, and W has nothing left to do.
+So it is with layers that are run again in the backward, by a checkpoint, a graph program or a pool that drops tensors,
+and with those whose saved tensors hooks send to the host. The gradients are alive until the whole stage's I has ended,
+and W has nothing left to do.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from typing import NamedTuple
 
 from runner.profile import LayerProfile, Pairs, SplitBackward
 
-__all__ = ["BackwardPeaks", "beside_callers", "undivided_peaks", "whole_peaks", "with_undivided"]
+__all__ = [
+    "AGAIN",
+    "BEHIND_HOOKS",
+    "BackwardPeaks",
+    "beside_callers",
+    "undivided_peaks",
+    "whole_peaks",
+    "with_undivided",
+]
 
-_REASON = "layers are run again in the backward, and what was saved of them can then be read once"
+AGAIN = "layers are run again in the backward, and what was saved of them can then be read once"
+BEHIND_HOOKS = "hooks fetch what layers have saved from the host, and it can then be read once"
 
 
 class BackwardPeaks(NamedTuple):
@@ -103,7 +113,11 @@ def _by_storage(layer: LayerProfile, peaks: Pairs) -> dict[int, int]:
 
 
 def with_undivided(
-    row: LayerProfile, waiting_bytes: int, transient_bytes: int, chained_bytes: int | None = None
+    row: LayerProfile,
+    waiting_bytes: int,
+    transient_bytes: int,
+    chained_bytes: int | None = None,
+    reason: str = AGAIN,
 ) -> LayerProfile:
     """The row of a layer that leaves nothing to W.
 
@@ -113,6 +127,7 @@ def with_undivided(
         waiting_bytes: gradients of weights that it leaves waiting.
         transient_bytes: peak of I above its saved tensors and the gradient of its output.
         chained_bytes: the same if another layer of its stage follows; None = not known.
+        reason: why, as a clause.
     """
     made = row.split_seconds[1]
     if row.split is not None:
@@ -127,7 +142,7 @@ def with_undivided(
             0,
             transient_bytes,
             kept_share=min(1.0, made / row.backward_seconds) if row.backward_seconds else 0.0,
-            kept=(("its weights", _REASON),) if row.gradient_bytes else (),
+            kept=(("its weights", reason),) if row.gradient_bytes else (),
             waiting_bytes=waiting_bytes,
             chained_transient_bytes=chained_bytes,
         ),

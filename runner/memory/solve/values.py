@@ -302,10 +302,12 @@ class ActivationPlan:
 
     Args:
         stages: the program of each stage.
-        to_host: whether saved tensors of the stages' layers leave the device between forward and backward.
+        to_host: whether hooks send every saved tensor of the stages' layers to the host between forward and backward.
+        host_apart: whether the host's memory is not the device's; otherwise what is sent there stays where it is.
         choices: how each stage's program was chosen, if a strategy chooses under a budget; otherwise empty.
     """
 
     stages: tuple[Program, ...]
     to_host: bool = False
     choices: tuple[StageChoice, ...] = ()
+    host_apart: bool = True
