@@ -110,7 +110,7 @@ def turns_of_ranks(
         activations: what is kept of each stage, which says in which order its backward runs layers.
         schedule: the schedule of training windows, or one without backwards.
         profile: tells which layers are trained.
-        microbatches: those that have samples, and are computed; None = all.
+        microbatches: the numbers of the micro-batches that have samples; only they are computed. None = all have some.
     """
     if not any(plan.stages):
         return ()
