@@ -44,6 +44,7 @@ def plan_activations(
     *,
     on_accelerator: bool,
     in_flight: Sequence[int] | None = None,
+    between: Sequence[int] | None = None,
     budgets: Sequence[int] | None = None,
     choose: Choose | None = None,
     copy_seconds: Callable[[float], float] = lambda num_bytes: 0.0,
@@ -58,8 +59,8 @@ def plan_activations(
         profile: the profile for the step's largest micro-batch.
         partition: first and last layer of each stage, inclusive.
         on_accelerator: whether the host's memory is separate from the device's.
-        in_flight: for each stage, the number of micro-batches whose saved tensors are alive at once; None if it is
-            not known.
+        in_flight, between: for each stage, see :class:`runner.memory.solve.values.StageChain`; None if they are not
+            known.
         budgets: see :func:`runner.plan.budgets.equal_budgets`; None if they are not known.
         choose: chooses among the candidates of a policy.
         copy_seconds: see :class:`runner.memory.solve.values.StageChain`.
@@ -73,6 +74,7 @@ def plan_activations(
         offload=OFFLOADS.get(config.offload.activations),
         budgets=budgets,
         in_flight=in_flight,
+        between=between,
         choose=choose,
         copy_seconds=copy_seconds,
         may_run_graphs=_may_run_graphs(config),

@@ -26,7 +26,7 @@ class ProgramChoice:
 
     def __init__(self, *, to_host: bool = False) -> None:
         self._to_host = to_host
-        self._priced: dict[tuple[str, int, int, int], tuple[Priced, ...]] = {}
+        self._priced: dict[tuple[str, int, int, int, int], tuple[Priced, ...]] = {}
 
     def __call__(self, chain: StageChain, strategy: Strategy) -> tuple[Program, StageChoice]:
         """The fastest program of a strategy that fits into the stage's budget, or the smallest if none does.
@@ -36,7 +36,7 @@ class ProgramChoice:
             strategy: a strategy that has candidates.
         """
         assert chain.budget_bytes is not None  # nothing is chosen before it is known
-        key = strategy.name, chain.first, chain.last, chain.in_flight
+        key = strategy.name, chain.first, chain.last, chain.in_flight, chain.saved_at_once
         if key not in self._priced:
             self._priced[key] = self._price(chain, strategy)
         return fastest_that_fits(self._priced[key], chain.budget_bytes)
@@ -57,15 +57,25 @@ def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) 
     """
     figures = _figures(chain, program, to_host=to_host)
     seconds = seconds_alone(figures, chain.in_flight, chain.copy_seconds)
-    return Price(stage_peak(figures, chain.in_flight), seconds, figures.moved_bytes)
+    return Price(stage_peak(figures, chain.in_flight, chain.saved_at_once), seconds, figures.moved_bytes)
 
 
-def stage_peak(figures: StageFigures, in_flight: int) -> int:
-    """The most bytes of a stage's saved tensors and temporaries, of all its micro-batches in flight."""
+def stage_peak(figures: StageFigures, in_flight: int, saved_at_once: int | None = None) -> int:
+    """The most bytes of a stage's saved tensors and temporaries, of all its micro-batches in flight.
+
+    Args:
+        figures: the stage's figures.
+        in_flight: see :class:`runner.memory.solve.values.StageChain`.
+        saved_at_once: see :attr:`runner.memory.solve.values.StageChain.saved_at_once`; None = all in flight.
+    """
     if figures.moved_bytes:
         return _peak_with_moves(figures, in_flight)
-    forward = (in_flight - 1) * figures.saved_bytes + figures.forward_peak_bytes
-    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes)
+    whole = in_flight if saved_at_once is None else saved_at_once
+    left_to_w = min(figures.saved_bytes, figures.deferred_bytes + figures.deferred_input_bytes)
+    others = (whole - 1) * figures.saved_bytes + (in_flight - whole) * left_to_w
+    of_input = figures.input_backward_peak_bytes if whole < in_flight else 0
+    backward = figures.saved_bytes + max(figures.backward_peak_bytes, of_input)
+    return others + max(figures.forward_peak_bytes, backward)
 
 
 def _peak_with_moves(figures: StageFigures, in_flight: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from layouts import train_in_threads, uniform
 from plan_profiles import layer, model
 from programs import make_blocks, measured_and_predicted, points
-from test_budgets import SCALARS, blocks, limits_are_kept
+from test_budgets import SCALARS, blocks, grid, limits_are_kept, measured, planned
 from test_graph_programs import some_program
 from test_memory_engine import make_gpt, token_loss, tokens
 from torch import nn
@@ -21,6 +21,7 @@ from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.graph.stage import graph_of
 from runner.memory.solve.values import ActivationPlan, Program, Segment, StageChain
 from runner.model.layers import StageModule
+from runner.plan.choices import stage_peak
 from runner.plan.make import make_plan
 from runner.plan.stages.figures import stage_figures
 from runner.profile import SplitBackward
@@ -115,6 +116,26 @@ def test_the_limit_is_kept_and_less_memory_never_takes_more() -> None:
 @pytest.mark.parametrize("pipeline", [2, 4])
 def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int) -> None:
     limits_are_kept(policy, pipeline, 20, "zb_h1")
+
+
+def test_a_pool_may_be_filled_by_those_whose_first_part_of_the_backward_is_not_done() -> None:
+    """On the last rank that is one micro-batch at a time, although W of the one before it is still to come."""
+    plans = [planned("coop", 2, limit, "zb_h1") for limit in grid(2, 6, "zb_h1")[1:]]
+    feasible = [plan for plan in plans if plan.fits]
+    assert any(not isinstance(plan.activations.stages[1], tuple) for plan in feasible)
+    for plan in feasible:
+        found, _ = measured(plan.activations.stages, plan.schedule)
+        assert all(real <= said + SCALARS for real, said in zip(found, plan.memory.peak_bytes, strict=True))
+        assert max(found) <= plan.memory_limit_bytes
+
+
+def test_what_is_left_to_w_counts_as_that_in_a_stages_peak() -> None:
+    (figures,) = stage_figures(blocks(), [(0, 9)])
+    several, one = stage_peak(figures, 3), stage_peak(figures, 3, 1)
+    left = figures.deferred_bytes + figures.deferred_input_bytes
+    running = max(figures.forward_peak_bytes, figures.saved_bytes + figures.backward_peak_bytes)
+    of_i = max(running, figures.saved_bytes + figures.input_backward_peak_bytes)
+    assert (several, one) == (2 * figures.saved_bytes + running, 2 * min(left, figures.saved_bytes) + of_i)
 
 
 def test_a_layer_that_runs_again_leaves_nothing_to_w() -> None:

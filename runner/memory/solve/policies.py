@@ -53,6 +53,7 @@ def solve(
     offload: Offload | None = None,
     budgets: Sequence[int | None] | None = None,
     in_flight: Sequence[int] | None = None,
+    between: Sequence[int] | None = None,
     choose: Choose | None = None,
     copy_seconds: Callable[[float], float] = lambda num_bytes: 0.0,
     may_run_graphs: bool = False,
@@ -65,7 +66,7 @@ def solve(
         options: the policy; :func:`policy_problems` must find nothing wrong with it.
         to_host: see :class:`ActivationPlan`.
         offload: chooses what is moved to the host's memory; None: nothing is.
-        budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
+        budgets, in_flight, between: one value per stage, see :class:`StageChain`; by default None, 1 and ``in_flight``.
         choose: chooses among a strategy's candidates where the budget is known; needed for a strategy that chooses.
         copy_seconds, may_run_graphs: see :class:`StageChain`.
 
@@ -75,9 +76,18 @@ def solve(
     strategy = strategy_of(options) if offload is None else offload.over(strategy_of(options))
     budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
     solved = []
-    for (first, last), budget, count in zip(partition, budgets, in_flight, strict=True):
+    stages = zip(partition, budgets, in_flight, between or in_flight, strict=True)
+    for (first, last), budget, count, saved_at_once in stages:
         chain = StageChain(
-            profile, first, last, options.values, budget, count, copy_seconds, may_run_graphs=may_run_graphs
+            profile,
+            first,
+            last,
+            options.values,
+            budget,
+            count,
+            copy_seconds,
+            may_run_graphs=may_run_graphs,
+            between=saved_at_once,
         )
         if options.target is None:
             solved.append(_solved(strategy, chain, choose))

@@ -69,10 +69,12 @@ class StageChain:
         options: the options that were given to the strategy, by key.
         budget_bytes: the bytes that saved tensors and temporaries of the stage may take on its rank, for all
             micro-batches in flight together; None if it is not known, as in the first search for a partition.
-        in_flight: the largest number of micro-batches whose saved tensors are alive at once.
+        in_flight: the largest number of micro-batches of which anything is alive at once between forward and backward,
+            where a backward in two parts ends with W.
         copy_seconds: the seconds that a number of bytes takes to the host's memory, or back.
         price: what a program of the stage costs, by the plan's prediction; None as long as nothing is chosen.
         may_run_graphs: whether graph programs can be run beside everything else that was asked for.
+        between: the largest number of those whose forward has begun and whose I has not ended; None = ``in_flight``.
     """
 
     profile: ModelProfile
@@ -84,6 +86,12 @@ class StageChain:
     copy_seconds: Callable[[float], float] = _free
     price: Callable[[Program], Price] | None = None
     may_run_graphs: bool = False
+    between: int | None = None
+
+    @property
+    def saved_at_once(self) -> int:
+        """The largest number of micro-batches of which more is alive at once than what W needs."""
+        return self.in_flight if self.between is None else self.between
 
     @property
     def indices(self) -> range:

@@ -8,7 +8,7 @@ reduced in place. The rank of the first stage holds the inputs of a whole step, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
@@ -20,7 +20,7 @@ from runner.plan.reductions import Reduction
 from runner.plan.stages.figures import StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
-from runner.schedule.liveness import Lifetime, lifetimes, most_at_once
+from runner.schedule.liveness import Kind, Lifetime, lifetimes, most_at_once
 from runner.schedule.simulation.opportunistic import hurried
 from runner.schedule.values import Program, Schedule
 
@@ -104,17 +104,21 @@ def _with_copies(states: MemoryParts, *, backup: bool, copy: int) -> MemoryParts
     return replace(states, buffers=states.buffers + kept + copy)
 
 
-def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
+def in_flight_microbatches(schedule: Schedule, kinds: Collection[Kind] = KEPT) -> tuple[int, ...]:
     """For each stage, the largest number of micro-batches between the start of forward and the end of backward.
 
     If another rank runs the backward, the recomputation on that rank counts instead of the forward.
+
+    Args:
+        schedule: the schedule of one replica.
+        kinds: what of a micro-batch must be alive; by default anything that a stage keeps.
     """
     most = [0] * schedule.stages
     rows = hurried(schedule)
     for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
         by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> whole lifetime
         for each in living:
-            if each.kind in KEPT:
+            if each.kind in kinds:
                 first = by_stage[each.stage].setdefault(each.microbatch, each)
                 by_stage[each.stage][each.microbatch] = first._replace(ends=each.ends)
         for stage, whole in by_stage.items():

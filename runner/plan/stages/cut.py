@@ -31,6 +31,7 @@ from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.loans import with_lenders_whole, with_room_lent
 from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
+from runner.schedule.liveness import Kind
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
 
@@ -152,6 +153,7 @@ def _planned_activations(draft: Draft, layers: Partition, choose: ProgramChoice)
         layers,
         on_accelerator=draft.needs.accelerated,
         in_flight=in_flight_microbatches(draft.schedule),
+        between=in_flight_microbatches(draft.schedule, (Kind.SAVED,)),
         choose=choose,
         copy_seconds=draft.host_link.seconds,
     )

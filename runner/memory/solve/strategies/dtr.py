@@ -50,7 +50,9 @@ def pools(chain: StageChain, score: str, kind: type[EvictingProgram]) -> Iterato
     """
     stage = graph_of(chain)
     most = replayed(stage.graph, stage.graph.once).peak_bytes
-    saved = chain.in_flight * max(0, sum(layer.saved_bytes for layer in chain.layers) - chain.layers[-1].output_bytes)
+    saved = chain.saved_at_once * max(
+        0, sum(layer.saved_bytes for layer in chain.layers) - chain.layers[-1].output_bytes
+    )
     for part in range(_BUDGETS - 1, 0, -1):
         budget = most * part // _BUDGETS
         order = _order(stage, budget, budget, score, Arena(budget)) if kind is ArenaProgram else None
@@ -61,7 +63,7 @@ def pools(chain: StageChain, score: str, kind: type[EvictingProgram]) -> Iterato
             return
         again = Counter(program_of_order(stage, order).reruns)
         counts = tuple(again[layer] for layer in chain.indices)
-        yield kind(chain.first, chain.last, score, saved * part // _BUDGETS, chain.in_flight, counts)
+        yield kind(chain.first, chain.last, score, saved * part // _BUDGETS, chain.saved_at_once, counts)
 
 
 def _programs(stage: StageGraph, score: str, *, in_flight: int) -> Iterator[Program]:
