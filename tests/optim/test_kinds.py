@@ -35,7 +35,7 @@ SIZES = (100, 4096, 5000, 12800)
 FACTS = {
     "adamw": (2.0, True, None, None, True, False, False, None, 0, 2),
     "adam": (2.0, None, None, None, True, False, False, None, 0, 2),
-    "sgd": (0.0, False, None, None, True, False, False, None, 0, 1),
+    "sgd": (0.0, False, None, None, True, False, False, None, 0, 0),
     "auto": (2.0, True, None, None, True, False, False, None, 0, 2),
     "adam8bit": (2.0, True, "bitsandbytes", None, True, False, False, [800, 8320, 10160, 26000], 2048, 2),
     "adam4bit": (2.0, True, "torchao", None, False, False, False, [800, 4352, 40000, 13600], 0, 6),
