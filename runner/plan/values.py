@@ -63,16 +63,18 @@ class MemoryPrediction:
     """Each rank's memory at its peak; the sum of its parts is the peak. Tuples are indexed by pipe position.
 
     Args:
-        parts: the parts of the device's memory.
+        parts: the parts of the device's memory; those of the fullest replica.
         host: bytes that are offloaded to the host's memory from a device with its own memory.
         states: bytes of weights, gradients and optimizer states between backwards.
         reserved: bytes that torch's allocator reserves on a device at its peak; None if this is not predicted.
+        of_replicas: the parts of each replica, for each pipe position; empty if all replicas have the same.
     """
 
     parts: tuple[MemoryParts, ...]
     host: tuple[int, ...] = ()
     states: tuple[StateBytes, ...] = ()
     reserved: int | None = None
+    of_replicas: tuple[tuple[MemoryParts, ...], ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -250,9 +252,11 @@ class RunPlan:
 
     @property
     def rank_parts(self) -> tuple[MemoryParts, ...]:
-        """The memory parts by global rank; replicas have those of their pipe position."""
-        positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
-        return tuple(self.memory.parts[position] for position in positions)
+        """The memory parts by global rank."""
+        places = [self.topology.coordinates(rank) for rank in range(self.topology.world_size)]
+        if self.memory.of_replicas:
+            return tuple(self.memory.of_replicas[place.pipe][place.data] for place in places)
+        return tuple(self.memory.parts[place.pipe] for place in places)
 
     @property
     def state_bytes(self) -> tuple[dict[str, int], ...]:

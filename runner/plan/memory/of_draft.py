@@ -40,7 +40,12 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         predicted = replace(predicted, host=_without_files(draft, predicted.host, figures))
     steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)
     predicted = replace(
-        predicted, parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts))
+        predicted,
+        parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts)),
+        of_replicas=tuple(
+            tuple(_with_scalars(draft, rank, steps, one) for one in own)
+            for rank, own in enumerate(predicted.of_replicas)
+        ),
     )
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
 

@@ -54,7 +54,7 @@ def predict_memory(
     schedule, sharing = program.schedule, needs.sharing
     extra = needs.extra or older_versions(schedule)
     predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
-    parts, host, kept = [], [], []
+    parts, host, kept = list[tuple[MemoryParts, ...]](), [], []
     rows = hurried(program)
     living = lifetimes(program, rows)
     for rank, actions in enumerate(rows):
@@ -64,17 +64,25 @@ def predict_memory(
         if sharing is not None:
             kept.append(sharing.between_backwards(held[0]))
             offloaded = sharing.held(held[0]).host
-            states, step_bytes = shared_states(sharing, held[0], batch, accelerated=needs.accelerated)
+            every = [
+                shared_states(sharing, held[0], batch, accelerated=needs.accelerated, replica=replica)
+                for replica in range(sharing.replicas)
+            ]
         else:
             planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
             states, step_bytes = _own_states(held, [extra[stage] for stage in stages], profile, batch, needs, planned)
+            every = [(states, step_bytes)]
             offloaded = sum(one.home_bytes for one in held)
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, offloaded))
         copy = _copied_bytes(figures, profile, schedule, rank) // needs.copied_by if needs.copied_by is not None else 0
-        states = _with_copies(states, backup=needs.backup, copy=0 if needs.accelerated else copy)
-        parts.append(RankWalk(schedule, rank, figures, states, step_bytes, predicting).peak(actions, living[rank]))
+        here = 0 if needs.accelerated else copy
+        every = [(_with_copies(states, backup=needs.backup, copy=here), step_bytes) for states, step_bytes in every]
+        walk = RankWalk(schedule, rank, figures, predicting)
+        parts.append(walk.peaks(actions, living[rank], every))
         host.append(offloaded + copy if needs.accelerated else 0)
-    return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
+    fullest = tuple(max(own, key=lambda each: each.total) for own in parts)
+    differing = tuple(parts) if any(len(set(own)) > 1 for own in parts) else ()
+    return MemoryPrediction(fullest, tuple(host), tuple(kept), of_replicas=differing)
 
 
 def _own_states(
@@ -165,13 +173,17 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 
 
 def shared_states(
-    sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
+    sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool, replica: int | None = None
 ) -> tuple[MemoryParts, int]:
-    """The bytes that a rank holds beside activations under ZeRO, and further bytes at the end of its step."""
-    held, more = sharing.held(stage), sharing.backward_extra(stage)
+    """The bytes that a rank holds beside activations under ZeRO, and further bytes at the end of its step.
+
+    None stands for the replica that needs most.
+    """
+    held, more = sharing.held(stage), sharing.backward_extra(stage, replica)
     here = 0 if accelerated else held.host  # without a separate host, offloaded states stay in the same memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
-    end = max(update, sharing.reduction_extra(stage).device)
+    reduction = sharing.reduction_extra(stage, replica).device
+    end = max(update, reduction)
     states = MemoryParts(
         weights=held.weights + more.weights,
         gradients=held.gradients + more.gradients,

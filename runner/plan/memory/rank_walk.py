@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from runner.plan.stages.figures import StageFigures
 from runner.plan.stages.on_the_way import OnTheWay
@@ -21,8 +22,6 @@ class RankWalk:
         schedule: the schedule from which the list was lowered.
         rank: the rank's position in its pipeline.
         figures: the figures of each stage.
-        states: the bytes that the rank holds all the time.
-        step_bytes: the bytes of temporary tensors of the optimizer step.
         before_compute: for each stage, the bytes that are made and dropped before each forward and backward.
     """
 
@@ -31,26 +30,36 @@ class RankWalk:
         schedule: Schedule,
         rank: int,
         figures: Sequence[StageFigures],
-        states: MemoryParts,
-        step_bytes: int,
         before_compute: Sequence[int],
     ) -> None:
         self._schedule = schedule
         self._rank = rank
         self._figures = figures
-        self._states = states
-        self._step_bytes = step_bytes
         self._before_compute = before_compute
         self._room = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
         self._on_the_way = OnTheWay(self._room)
 
-    def peak(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> MemoryParts:
-        """The parts at the moment when their sum is largest.
+    def peaks(
+        self, actions: Sequence[Action], living: Iterable[Lifetime], held: Sequence[tuple[MemoryParts, int]]
+    ) -> tuple[MemoryParts, ...]:
+        """For each replica, the parts at the moment when their sum is largest.
 
         Args:
             actions: the rank's list of a program.
             living: the lifetimes on the rank; see :func:`runner.schedule.liveness.lifetimes`.
+            held: for each replica, the bytes that its rank holds all the time, and those of temporary tensors of its
+                optimizer step.
         """
+        computing, updating = self._largest(actions, living)
+        return tuple(
+            _parts(states, *computing) if sum(computing) >= sum(updating) + step else _parts(states, *updating, step)
+            for states, step in held
+        )
+
+    def _largest(
+        self, actions: Sequence[Action], living: Iterable[Lifetime]
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The most activations and buffers at one time, while something is computed, and at an optimizer step."""
         activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
         left = defaultdict[Action | None, set[str]](set)  # backward -> the kinds of fills to which it leaves tensors
         for each in living:
@@ -62,34 +71,23 @@ class RankWalk:
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
         self._on_the_way = OnTheWay(self._room)
-        peak, alive, held = (0, 0, 0), activations[None], buffers[None]
+        peaks, alive, held = {True: (0, 0), False: (0, 0)}, activations[None], buffers[None]
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
-                step = self._step_bytes if action.op is Op.STEP else 0
+                computes = action.op is not Op.STEP
                 transient = self._transient(action, frozenset(left.get(action, ())))
-                if action.op is not Op.STEP:
+                if computes:
                     transient = max(transient, self._before_compute[action.stage])
-                seen = (alive + transient, held + self._cast_by(action), step)
-                if sum(seen) > sum(peak):
-                    peak = seen
+                seen = (alive + transient, held + self._cast_by(action))
+                peaks[computes] = max(peaks[computes], seen, key=sum)
             alive += activations.get(action, 0)
             held += buffers.get(action, 0)
-        return self._parts(*peak)
+        return peaks[True], peaks[False]
 
     def _stays(self, each: Lifetime, at: Action | None) -> int:
         """What is there before something returns, or after it has left: the part of a stash that is not lent."""
         lent = each.kind is Kind.SAVED and at is not None and at.payload is Payload.STASH
         return self._figures[each.stage].copied_bytes if lent else 0
-
-    def _parts(self, activations: int, buffers: int, step: int) -> MemoryParts:
-        states = self._states
-        return MemoryParts(
-            weights=states.weights,
-            gradients=states.gradients,
-            optimizer=states.optimizer + step,
-            activations=activations,
-            buffers=states.buffers + buffers,
-        )
 
     def _as_posted(self, actions: Sequence[Action]) -> Iterator[Action]:
         """Yield the list, with receives where the engine posts them: before the compute action that they follow."""
@@ -218,3 +216,12 @@ class RankWalk:
             return False
         assert action.microbatch is not None  # every forward has one
         return self._schedule.is_recomputed(action.stage, action.microbatch)
+
+
+def _parts(states: MemoryParts, activations: int, buffers: int, step: int = 0) -> MemoryParts:
+    return replace(
+        states,
+        optimizer=states.optimizer + step,
+        activations=activations,
+        buffers=states.buffers + buffers,
+    )

@@ -10,6 +10,8 @@ from runner.plan.memory.extra import older_versions
 from runner.plan.memory.held import Held, held_microbatches
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import batch_bytes, shared_states, temporary_bytes, wide_gradients
+from runner.plan.memory.weight_places import WeightPlaces
+from runner.plan.memory.zero import ZeroSharing
 from runner.plan.stages.figures import LayerRanges, StageFigures
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
@@ -91,7 +93,7 @@ class StageMemoryLimit:
     def _floor_of(self, first: int, last: int, stage: int) -> int:
         figures = self.figures(first, last)
         least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
-        return self.state_bytes(figures, stage) + least
+        return self._state_bytes(figures, stage, self._least_sharing) + least
 
     def step_bytes(self, figures: StageFigures) -> int:
         """The bytes of temporary tensors at the stage's optimizer step."""
@@ -103,8 +105,16 @@ class StageMemoryLimit:
 
     def state_bytes(self, figures: StageFigures, stage: int) -> int:
         """The bytes that the stage holds all the time."""
-        if self.needs.sharing is not None:
-            return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated)[0].total
+        return self._state_bytes(figures, stage, self.needs.sharing)
+
+    @cached_property
+    def _least_sharing(self) -> ZeroSharing | None:
+        """Without the weights that partitions cut: with more layers, the cuts lie elsewhere."""
+        return None if self.needs.sharing is None else replace(self.needs.sharing, places=WeightPlaces())
+
+    def _state_bytes(self, figures: StageFigures, stage: int, sharing: ZeroSharing | None) -> int:
+        if sharing is not None:
+            return shared_states(sharing, figures, 0, accelerated=self.needs.accelerated)[0].total
         extra = self.needs.extra[stage].held_bytes(figures) if self.needs.extra else 0
         return extra + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.needs.states_over
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
+from runner.plan.memory.weight_places import WeightPlaces, weight_places
 from runner.plan.stages.figures import StageFigures
 from runner.profile import ModelProfile
 
@@ -70,6 +71,7 @@ class ZeroSharing:
         masters: bytes of master weights among the profile's states, per byte of gradient, if the states are counted for
             each parameter (in blocks) and not as ``states`` values per element; otherwise None.
         constant_bytes: bytes of the optimizer's tables, which do not depend on the weights.
+        places: where the weights of the model lie; without it, partitions are taken to cut no weight.
     """
 
     stage: int
@@ -86,6 +88,7 @@ class ZeroSharing:
     ratio: float = 1.0
     masters: float | None = None
     constant_bytes: int = 0
+    places: WeightPlaces = WeightPlaces()
 
     def held(self, figures: StageFigures) -> StateBytes:
         """The bytes that are held between steps."""
@@ -119,35 +122,49 @@ class ZeroSharing:
             gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
         return replace(held, gradients=gradients, buffers=0)
 
-    def backward_extra(self, figures: StageFigures) -> StateBytes:
-        """The bytes that the last backward needs beside :meth:`held` and its activations."""
-        last = self.reduction_extra(figures)
+    def backward_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
+        """The bytes that the last backward of a replica needs beside :meth:`held` and its activations.
+
+        None stands for the replica that needs most.
+        """
+        last = self.reduction_extra(figures, replica)
         bucket = self._bucket(figures) * self.weight_width
         if self.stage == 3 or bucket < figures.gradient_bytes:
             return last  # the first bucket is copied and reduced while activations are held
         if self.stage == 1 and self.accumulates:
             return last  # the gradients of earlier micro-batches are held from the start
-        earlier = self._earlier(figures)
+        earlier = self._earlier(figures, replica)
         if self.stage == 1:
             earlier = figures.largest_parameter_bytes  # gradients replace activations, but the first may be larger
         return StateBytes(0, min(earlier, last.gradients + bucket), 0, bucket)
 
-    def reduction_extra(self, figures: StageFigures) -> StateBytes:
+    def reduction_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
         """The further bytes at the end of the last backward, when all gradients exist and nothing is updated yet."""
         bucket = self._bucket(figures) * self.weight_width
-        part = self._partition(figures) * self.weight_width
         if self.stage < 3:
-            # The last bucket and its flat copy, beside the reduced parts of other buckets and earlier micro-batches.
-            own = 0 if self.optimizer != "none" else part - bucket // self.replicas
+            # The last bucket and its flat copy, beside the reduced gradients of other buckets and micro-batches.
+            is_last = bucket >= figures.gradient_bytes  # there are no others
+            own = 0 if self.optimizer != "none" or is_last else self._touched(figures, replica)
             unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
-            return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures)), 0, 2 * bucket)
+            return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures, replica)), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
         return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
 
-    def _earlier(self, figures: StageFigures) -> int:
+    def _earlier(self, figures: StageFigures, replica: int | None) -> int:
         """The bytes of gradients of earlier micro-batches that stage 2 has reduced."""
         kept = self.stage == 2 and self.accumulates and self.optimizer == "none"
-        return self._partition(figures) * self.weight_width if kept else 0
+        return self._touched(figures, replica) if kept else 0
+
+    def _touched(self, figures: StageFigures, replica: int | None) -> int:
+        """The bytes of gradients of all weights that a replica's partition touches.
+
+        Reduced gradients are kept whole (stage_1_and_2.py: grads_in_partition), also those of which the partition has
+        only a part.
+        """
+        part = self._partition(figures)
+        replicas = range(self.replicas) if replica is None else (replica,)
+        touched = (self.places.touched(figures.first, figures.last, at * part, (at + 1) * part) for at in replicas)
+        return max(part, *touched) * self.weight_width
 
     def update_extra(self, figures: StageFigures) -> int:
         """The further bytes on the device, beside :meth:`held`, while the optimizer updates."""
@@ -244,4 +261,5 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         ratio=config.offload.ratio,
         masters=profile.master_bytes_per_gradient_byte if kind.state_bytes is not None else None,
         constant_bytes=kind.constant_bytes,
+        places=weight_places(profile, width),
     )
