@@ -16,7 +16,10 @@ SCALARS = 64  # bytes of losses and headers that a rank does not have at its pea
 ASKED = ("model.target=zero_model:model", "zero.stage=2", "parallelism.data=2", "optimizer=sgd")
 RUNS = {
     "several": ("schedule.microbatches=2",),
+    "several_narrow": ("schedule.microbatches=2", "precision=bf16"),
+    "one_narrow": ("precision=bf16",),
 }
+PIPELINED = {f"pipe_{name}": (*more, "parallelism.pipeline=2") for name, more in RUNS.items()}
 
 
 def test_a_part_of_a_stage_touches_the_weights_that_it_cuts() -> None:
@@ -47,7 +50,7 @@ def test_each_replica_keeps_whole_the_gradients_of_the_weights_that_it_shares() 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_counted_peaks_are_the_predicted_ones_of_every_rank(tmp_path: Path) -> None:
-    groups = [(2, RUNS)]
+    groups = [(2, RUNS), (4, PIPELINED)]
     trained = train_groups(
         tmp_path, [(n, {name: [*ASKED, *more] for name, more in runs.items()}) for n, runs in groups]
     )

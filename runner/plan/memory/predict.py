@@ -183,6 +183,8 @@ def shared_states(
     here = 0 if accelerated else held.host  # without a separate host, offloaded states stay in the same memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
     reduction = sharing.reduction_extra(stage, replica).device
+    if sharing.stage == 2:  # it reduces within the backward, whose caller still holds the boundary tensors
+        reduction += stage.input_bytes + stage.output_bytes + stage.input_gradient_bytes + stage.output_gradient_bytes
     end = max(update, reduction)
     states = MemoryParts(
         weights=held.weights + more.weights,
