@@ -4,8 +4,9 @@ There is a stage for each value, which computes it for the first time, or for se
 whether stage t computes value i, S[t, i] whether value i is kept from stage t - 1 to stage t, FREE[t, i, k] whether
 value i is dropped in stage t after value k, and U[t, k] is the memory in bytes after value k.
 
-Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. FREE must be whole
-numbers: otherwise the orders exceed the budget. It has the term of a value that is dropped right after it was computed.
+Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. FREE has the term
+of a value that is dropped right after it was computed. The publication adds all reasons not to drop a value in one row,
+under which only a whole number is right; a row for each reason makes FREE whole wherever R and S are.
 
 A graph may have optional runs that give the results of others, from values that are kept for them. That is how monet
 chooses what each layer keeps, in the same program; see :class:`.values.Value`.
@@ -162,7 +163,7 @@ class _Model:
         matrix = csr_array((factors, (at, columns)), shape=(len(rows.low), count))
         cost, low, high, whole = np.zeros(count), np.zeros(count), np.ones(count), np.zeros(count)
         for (kind, stage, index, _), column in self._columns.items():
-            whole[column] = whole_numbers and kind != "U"
+            whole[column] = whole_numbers and kind in ("R", "S")
             if kind == "R":
                 cost[column] = self._graph.values[index].seconds
                 low[column], high[column] = self._bounds(stage, index)
@@ -233,21 +234,24 @@ class _Model:
         return [(-1.0, ("R", stage, index, 0)), *(kept if index < self._graph.stages[stage].start else [])]
 
     def _drop(self, stage: int) -> None:
-        """A value is dropped after another one exactly if that one is computed, and nothing needs it afterwards.
+        """A value may be dropped after another one that is computed, if no later one needs it and it is not kept.
 
-        The number of reasons to keep it is (1 - R[t, k]) + S[t + 1, i] + the later users of i that stage t computes.
+        A row for each reason, and that a value that is there is dropped at most once, or kept: both bound the relaxed
+        program closely, and with the first FREE needs not be declared a whole number.
         """
         stop = self._graph.stages[stage].stop
+        goes_on = stage + 1 < len(self._graph.stages)
+        left: dict[int, list[tuple[float, _Key]]] = {}
         for index in range(stop):
             for each in self._near(index):
-                later = [user for user in self._graph.users[each] if index < user < stop]
-                reasons: list[tuple[float, _Key]] = [(1.0, ("R", stage, user, 0)) for user in later]
-                if stage + 1 < len(self._graph.stages):
-                    reasons.append((1.0, ("S", stage + 1, each, 0)))
-                free, computed = ("FREE", stage, each, index), (-1.0, ("R", stage, index, 0))
-                most = 1.0 + len(reasons)
-                self._rows.add([(1.0, free), computed, *reasons], 0.0, np.inf)
-                self._rows.add([(most, free), computed, *reasons], -np.inf, most - 1.0)
+                free = (1.0, ("FREE", stage, each, index))
+                left.setdefault(each, [(1.0, ("S", stage + 1, each, 0))] if goes_on else []).append(free)
+                self._rows.add([free, (-1.0, ("R", stage, index, 0))], -np.inf, 0.0)
+                reasons = [("R", stage, user, 0) for user in self._graph.users[each] if index < user < stop]
+                for reason in [*reasons, ("S", stage + 1, each, 0)] if goes_on else reasons:
+                    self._rows.add([free, (1.0, reason)], -np.inf, 1.0)
+        for each, ways in left.items():
+            self._rows.add([*ways, *self._there(stage, each)], -np.inf, 0.0)
 
     def _count(self, stage: int, budget: int) -> None:
         """The memory after each value of a stage, and while it is computed."""

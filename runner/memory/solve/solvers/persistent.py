@@ -83,19 +83,20 @@ class PersistentPlan:
     def __init__(self, costs: ChainCosts, memory: float, slots: int) -> None:
         self._unit = unit = max(memory, 1.0) / slots
         self._slots = slots
-        self._sizes, self._saved, more_forward, more_backward = (
+        sizes, saved, more_forward, more_backward = (
             np.ceil(values / unit - 1e-9).astype(int)
             for values in (costs.sizes, costs.saved, costs.forward_extra, costs.backward_extra)
         )
+        self._sizes, self._saved = sizes.tolist(), saved.tolist()  # single numbers of arrays are slow to take
         self._own = (costs.forward + costs.backward).astype(np.float32)
         self._before = np.concatenate([[0.0], np.cumsum(costs.forward)]).astype(np.float32)
-        self._needs = _Needs(self._sizes, self._saved, more_forward, more_backward)
+        self._needs = _Needs(sizes, saved, more_forward, more_backward)
         count = len(self._own)
         self._seconds = np.empty((count, count, slots + 1), dtype=np.float32)  # by first and last layer
         # by the last and the first layer of a part: its seconds and those before it, if its input takes memory besides
         self._kept = np.empty((count, count, slots + 1), dtype=np.float32)
         self._sums = np.empty(count * (slots + 1), dtype=np.float32)
-        self._fitting = np.zeros((count, count), dtype=int)
+        self._fitting = [[0] * count for _ in range(count)]
         for last in range(count):
             for first in range(last, -1, -1):
                 self._solve(first, last)
@@ -123,11 +124,11 @@ class PersistentPlan:
     @property
     def keeping_all(self) -> int:
         """Units of what all layers save together."""
-        return int(self._saved.sum())
+        return sum(self._saved)
 
     def own(self, layer: int) -> tuple[float, int, int]:
         """The seconds of a layer's forward and backward, and the units of what it saves and of its input."""
-        return float(self._own[layer]), int(self._saved[layer]), int(self._sizes[layer])
+        return float(self._own[layer]), self._saved[layer], self._sizes[layer]
 
     def forward(self, first: int, last: int) -> float:
         """The seconds of forwards of a part."""
@@ -135,46 +136,44 @@ class PersistentPlan:
 
     def step(self, first: int, last: int, memory: int) -> Step:
         """How to begin a part that can be run in ``memory`` units."""
-        keeping = self._keeping(first, last)[memory]
         if first == last:
             return Step(None, memory)
         cutting = self._cutting(first, last, memory, memory + 1)[:, 0]
         at = int(cutting.argmin())
+        left = memory - self._saved[first]
+        keeps = memory >= self._needs.to_keep(first, last)
+        keeping = self._seconds[first + 1, last, left] + self._own[first] if keeps else np.inf
         if keeping <= cutting[at] - self._before[first] or memory < self._needs.to_drop(first, last):
-            return Step(None, memory - int(self._saved[first]))
-        return Step(first + 1 + at, memory - int(self._sizes[first + 1 + at]))
+            return Step(None, left)
+        return Step(first + 1 + at, memory - self._sizes[first + 1 + at])
 
     def _solve(self, first: int, last: int) -> None:
         best = self._seconds[first, last]
-        best[:] = self._keeping(first, last)
+        self._keep(first, last, best)
         least, most = self._needs.to_drop(first, last), self._fits(first, last)  # from `most` on, all is kept
         if first < last and least < most:
             cutting = self._cutting(first, last, least, most).min(axis=0) - self._before[first]
             np.minimum(best[least:most], cutting, out=best[least:most])
         if first:
-            size = min(int(self._sizes[first]), self._slots + 1)
+            size = min(self._sizes[first], self._slots + 1)
             self._kept[last, first, :size] = np.inf
             np.add(best[: self._slots + 1 - size], self._before[first], out=self._kept[last, first, size:])
 
     def _fits(self, first: int, last: int) -> int:
         """The least units in which every layer of a part keeps its graph, or one more than there are."""
-        behind = int(self._saved[first] + self._fitting[first + 1, last]) if first < last else 0
-        self._fitting[first, last] = found = max(self._needs.to_keep(first, last), behind)
+        behind = self._saved[first] + self._fitting[first + 1][last] if first < last else 0
+        self._fitting[first][last] = found = max(self._needs.to_keep(first, last), behind)
         return min(found, self._slots + 1)
 
-    def _keeping(self, first: int, last: int) -> Numbers:
-        """The seconds by memory if the first layer keeps its graph."""
-        found = np.full(self._slots + 1, np.inf, dtype=np.float32)
-        least = self._needs.to_keep(first, last)
-        if least > self._slots:
-            return found
+    def _keep(self, first: int, last: int, found: Numbers) -> None:
+        """Write the seconds by memory if the first layer keeps its graph."""
+        least = min(self._needs.to_keep(first, last), self._slots + 1)
+        found[:least] = np.inf
         if first == last:
             found[least:] = self._own[first]
-            return found
-        saved = int(self._saved[first])
-        found[saved:] = self._seconds[first + 1, last, : self._slots + 1 - saved] + self._own[first]
-        found[:least] = np.inf
-        return found
+        else:
+            units = slice(least - self._saved[first], self._slots + 1 - self._saved[first])
+            np.add(self._seconds[first + 1, last, units], self._own[first], out=found[least:])
 
     def _cutting(self, first: int, last: int, least: int, most: int) -> Numbers:
         """The seconds by units least .. most - 1 if the part is cut before layer first + 1 … last, a row each.
@@ -189,21 +188,19 @@ class _Needs:
     """The units of memory that a part needs in its first moments."""
 
     def __init__(self, sizes: Numbers, saved: Numbers, more_forward: Numbers, more_backward: Numbers) -> None:
-        self._sizes, self._saved = sizes, saved
-        self._forward, self._backward = saved + more_forward, sizes[1:] + saved + more_backward
-        self._alone = sizes[1:] + more_forward  # a forward without graph of the first layer, whose input is not counted
-        self._following = sizes[:-1] + self._alone
-        count = len(saved)
-        self._most_following = np.zeros((count, count), dtype=int)  # the most over layers first + 1 .. last - 1
-        for first in range(count):
-            for last in range(first + 2, count):
-                before = self._most_following[first, last - 1]
-                self._most_following[first, last] = max(before, self._following[last - 1])
+        self._sizes = sizes.tolist()
+        self._forward = (saved + more_forward).tolist()
+        self._backward = (sizes[1:] + saved + more_backward).tolist()
+        # Forwards without graph: of the first layer, whose input is not counted, and the most of those behind it.
+        first = sizes[1:] + more_forward
+        self._dropped = [
+            np.maximum.accumulate([first[at], *(sizes[:-1] + first)[at + 1 :]]).tolist() for at in range(len(saved))
+        ]
 
     def to_keep(self, first: int, last: int) -> int:
         """Enough for the first layer's forward with its graph, and for its backward."""
-        return int(max(self._sizes[last + 1] + self._forward[first], self._backward[first], self._saved[first]))
+        return int(max(self._sizes[last + 1] + self._forward[first], self._backward[first]))
 
     def to_drop(self, first: int, last: int) -> int:
-        """Enough for forwards without graphs."""
-        return int(self._sizes[last + 1] + max(self._alone[first], self._most_following[first, last]))
+        """Enough for forwards without graphs, of all layers but the last."""
+        return int(self._sizes[last + 1] + self._dropped[first][max(0, last - 1 - first)])
