@@ -70,7 +70,7 @@ def test_one_device_of_32_gb_trains_more_than_ten_billion_parameters_with_offloa
     offloaded = planned("zero.stage=2", "offload.optimizer=cpu", parameters=billions * 10**9)
     assert offloaded.fits
     assert 2 * billions * 10**9 <= max(offloaded.peak_memory_bytes) <= 32 * 10**9
-    assert max(offloaded.host_memory_bytes) == pytest.approx(20 * billions * 10**9, rel=0.03)
+    assert max(offloaded.host_memory_bytes) == pytest.approx(18 * billions * 10**9, rel=0.03)
     assert any("offload.optimizer=cpu" in problem.fix for problem in refused.problems)
 
 

@@ -1,7 +1,8 @@
-"""Predicted peaks of ranks under ZeRO 2, whose partitions end within weights, are the counted ones."""
+"""Predicted peaks of ranks under ZeRO, whose partitions end within weights, are the counted ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,20 @@ from runner.plan.make import make_plan
 from runner.plan.memory.weight_places import weight_places
 
 SCALARS = 64  # bytes of losses and headers that a rank does not have at its peak
-ASKED = ("model.target=zero_model:model", "zero.stage=2", "parallelism.data=2", "optimizer=sgd")
+OFFLOADED = 1024  # bytes of norms, which are not there before the update, and by which hosts' parts differ
+ASKED = ("model.target=zero_model:model", "parallelism.data=2")
+SHARDED = ("zero.stage=2",)
 RUNS = {
-    "several": ("schedule.microbatches=2",),
-    "several_narrow": ("schedule.microbatches=2", "precision=bf16"),
-    "one_narrow": ("precision=bf16",),
+    "several": ("schedule.microbatches=2", "optimizer=sgd"),
+    "several_narrow": ("schedule.microbatches=2", "optimizer=sgd", "precision=bf16"),
+    "one_narrow": ("optimizer=sgd", "precision=bf16"),
 }
 PIPELINED = {f"pipe_{name}": (*more, "parallelism.pipeline=2") for name, more in RUNS.items()}
+OTHERS = {
+    "offloaded": ("offload.optimizer=cpu", "schedule.microbatches=2"),
+    "offloaded_one": ("offload.optimizer=cpu",),
+    "unsharded_gradients": ("zero.stage=1", "schedule.microbatches=2"),
+}
 
 
 def test_a_part_of_a_stage_touches_the_weights_that_it_cuts() -> None:
@@ -35,7 +43,9 @@ def test_a_part_of_a_stage_touches_the_weights_that_it_cuts() -> None:
 
 
 def test_each_replica_keeps_whole_the_gradients_of_the_weights_that_it_shares() -> None:
-    config = resolve(["model=mlp", "hardware=v100_32gb", "schedule.microbatches=2", *ASKED[1:]])
+    config = resolve(
+        ["model=mlp", "hardware=v100_32gb", "schedule.microbatches=2", *SHARDED, "parallelism.data=2", "optimizer=sgd"]
+    )
     sizes = (1000, 1000, 1500)  # the first replica updates 750 elements of the second weight, the other one 250
     layers = [
         layer(
@@ -47,17 +57,44 @@ def test_each_replica_keeps_whole_the_gradients_of_the_weights_that_it_shares() 
     assert second - first == 4 * (2500 - 2000)
 
 
+def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket() -> None:
+    """The loss has no weights, and its backward is the peak: buckets that are made after it are not there."""
+    config = resolve(["model=mlp", "hardware=v100_32gb", *SHARDED, "parallelism.data=2"])
+    num_bytes = 40_000
+    layers = [
+        layer(
+            weight_bytes=num_bytes,
+            gradient_bytes=num_bytes,
+            largest_parameter_bytes=num_bytes,
+            trained_shapes=((10_000,),),
+            saved_bytes=100_000,
+            output_bytes=100_000,
+        )
+    ]
+    without = model(layers)
+    heavy = replace(without, loss=replace(without.loss, backward_transient_bytes=10**6))
+    (peak, _), (heavier, _) = (make_plan(config, each).peak_memory_bytes for each in (without, heavy))
+    parts = make_plan(config, heavy).memory.parts[0]
+    assert heavier > peak
+    assert parts.buffers < num_bytes  # the step's batch alone
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_counted_peaks_are_the_predicted_ones_of_every_rank(tmp_path: Path) -> None:
-    groups = [(2, RUNS), (4, PIPELINED)]
+    groups = [(2, RUNS | OTHERS), (4, PIPELINED)]
     trained = train_groups(
-        tmp_path, [(n, {name: [*ASKED, *more] for name, more in runs.items()}) for n, runs in groups]
+        tmp_path,
+        [
+            (n, {name: [*ASKED, *(() if "zero.stage=1" in more else SHARDED), *more] for name, more in runs.items()})
+            for n, runs in groups
+        ],
     )
     beyond = {}
     for name, result in trained.items():
         peaks = result.record["peak_memory_bytes"]
         beyond[name] = [real - said for real, said in zip(peaks["measured"], peaks["predicted"], strict=True)]
-    assert {name: gaps for name, gaps in beyond.items() if not all(-SCALARS <= gap <= 0 for gap in gaps)} == {}
+    small = {name: SCALARS + (OFFLOADED if "offloaded" in name else 0) for name in beyond}
+    assert {name: gaps for name, gaps in beyond.items() if not all(-small[name] <= gap <= 0 for gap in gaps)} == {}
     said = trained["several"].record["peak_memory_bytes"]["predicted"]
     assert said[0] != said[1]

@@ -57,8 +57,12 @@ class Sharding(Protocol):
         """The global gradient norm before clipping in the last update; None if nothing clips."""
         ...
 
-    def discard(self) -> None:
-        """Drop the gradients that were added since the last update."""
+    def discard(self, *, applied: bool) -> None:
+        """Drop the gradients that were added since the last update.
+
+        Args:
+            applied: whether the weights were updated by them.
+        """
         ...
 
 
@@ -90,4 +94,4 @@ class ShardedUpdate(Update):
         return self._sharding.norm() if verdict.finite else None
 
     def close(self, *, applied: bool = False) -> None:
-        self._sharding.discard()
+        self._sharding.discard(applied=applied)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT
 from runner.plan.memory.needs import MemoryNeeds
-from runner.plan.memory.rank_walk import RankWalk
+from runner.plan.memory.rank_walk import HeldBytes, RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
 from runner.plan.reductions import Reduction
 from runner.plan.stages.figures import StageFigures, state_bytes
@@ -52,6 +52,8 @@ def predict_memory(
         planned_reductions: what compressors of gradients keep and need, for each stage; empty if there are none.
     """
     schedule, sharing = program.schedule, needs.sharing
+    if sharing is not None:
+        figures = [_with_divided_gradient(one) for one in figures]
     extra = needs.extra or older_versions(schedule)
     predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
     parts, host, kept = list[tuple[MemoryParts, ...]](), [], []
@@ -71,12 +73,12 @@ def predict_memory(
         else:
             planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
             states, step_bytes = _own_states(held, [extra[stage] for stage in stages], profile, batch, needs, planned)
-            every = [(states, step_bytes)]
+            every = [HeldBytes(states, step_bytes)]
             offloaded = sum(one.home_bytes for one in held)
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, offloaded))
         copy = _copied_bytes(figures, profile, schedule, rank) // needs.copied_by if needs.copied_by is not None else 0
         here = 0 if needs.accelerated else copy
-        every = [(_with_copies(states, backup=needs.backup, copy=here), step_bytes) for states, step_bytes in every]
+        every = [replace(own, states=_with_copies(own.states, backup=needs.backup, copy=here)) for own in every]
         walk = RankWalk(schedule, rank, figures, predicting)
         parts.append(walk.peaks(actions, living[rank], every))
         host.append(offloaded + copy if needs.accelerated else 0)
@@ -174,8 +176,8 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 
 def shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool, replica: int | None = None
-) -> tuple[MemoryParts, int]:
-    """The bytes that a rank holds beside activations under ZeRO, and further bytes at the end of its step.
+) -> HeldBytes:
+    """The bytes that a rank holds beside activations under ZeRO.
 
     None stands for the replica that needs most.
     """
@@ -186,6 +188,7 @@ def shared_states(
     if sharing.stage == 2:  # it reduces within the backward, whose caller still holds the boundary tensors
         reduction += stage.input_bytes + stage.output_bytes + stage.input_gradient_bytes + stage.output_gradient_bytes
     end = max(update, reduction)
+    step_bytes = max(0, end - more.device)
     states = MemoryParts(
         weights=held.weights + more.weights,
         gradients=held.gradients + more.gradients,
@@ -193,7 +196,21 @@ def shared_states(
         activations=0,
         buffers=held.buffers + more.buffers + batch_bytes,
     )
-    return states, max(0, end - more.device)
+    more = sharing.with_gradients(more)
+    with_gradients = MemoryParts(more.weights, more.gradients, more.optimizer, 0, more.buffers)
+    return HeldBytes(states, step_bytes, with_gradients)
+
+
+def _with_divided_gradient(stage: StageFigures) -> StageFigures:
+    """The figures under DeepSpeed, which copies the gradient of a stage's output, divided, as a backward begins."""
+    if not stage.output_gradient_bytes:  # the last stage's is that of the loss
+        return stage
+    start = stage.backward_start_bytes + stage.output_gradient_bytes
+    return replace(
+        stage,
+        backward_peak_bytes=max(stage.backward_peak_bytes, start),
+        later_backward_peak_bytes=max(stage.later_backward_peak_bytes, start),
+    )
 
 
 def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:

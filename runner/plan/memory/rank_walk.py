@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from runner.plan.stages.figures import StageFigures
 from runner.plan.stages.on_the_way import OnTheWay
@@ -12,7 +13,39 @@ from runner.plan.values import MemoryParts
 from runner.schedule.liveness import Kind, Lifetime
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
 
-__all__ = ["RankWalk"]
+__all__ = ["HeldBytes", "Moment", "RankWalk"]
+
+
+class Moment(Enum):
+    """The kinds of moments that differ in what a rank holds beside activations and buffers."""
+
+    NO_GRADIENTS_YET = auto()  # of this backward, whose first layers have no weights
+    COMPUTING = auto()
+    UPDATING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """What a rank holds beside activations and boundary tensors.
+
+    Args:
+        states: what it holds all the time.
+        step_bytes: temporary tensors of its optimizer step.
+        with_gradients: the part of ``states`` that is not there before a backward makes its first gradient of a weight.
+    """
+
+    states: MemoryParts
+    step_bytes: int = 0
+    with_gradients: MemoryParts = MemoryParts(0, 0, 0, 0, 0)
+
+    def at(self, moment: Moment, activations: int, buffers: int) -> MemoryParts:
+        """The parts at a moment with so many bytes of activations and boundary tensors."""
+        states, later = self.states, self.with_gradients
+        if moment is Moment.NO_GRADIENTS_YET:
+            states = MemoryParts(*(getattr(states, part) - more for part, more in later.as_dict().items()))
+        step = self.step_bytes if moment is Moment.UPDATING else 0
+        buffered = states.buffers + buffers
+        return replace(states, optimizer=states.optimizer + step, activations=activations, buffers=buffered)
 
 
 class RankWalk:
@@ -40,26 +73,20 @@ class RankWalk:
         self._on_the_way = OnTheWay(self._room)
 
     def peaks(
-        self, actions: Sequence[Action], living: Iterable[Lifetime], held: Sequence[tuple[MemoryParts, int]]
+        self, actions: Sequence[Action], living: Iterable[Lifetime], held: Sequence[HeldBytes]
     ) -> tuple[MemoryParts, ...]:
         """For each replica, the parts at the moment when their sum is largest.
 
         Args:
             actions: the rank's list of a program.
             living: the lifetimes on the rank; see :func:`runner.schedule.liveness.lifetimes`.
-            held: for each replica, the bytes that its rank holds all the time, and those of temporary tensors of its
-                optimizer step.
+            held: what each replica's rank holds.
         """
-        computing, updating = self._largest(actions, living)
-        return tuple(
-            _parts(states, *computing) if sum(computing) >= sum(updating) + step else _parts(states, *updating, step)
-            for states, step in held
-        )
+        moments = self._largest(actions, living)
+        return tuple(max((own.at(*moment) for moment in moments), key=lambda parts: parts.total) for own in held)
 
-    def _largest(
-        self, actions: Sequence[Action], living: Iterable[Lifetime]
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The most activations and buffers at one time, while something is computed, and at an optimizer step."""
+    def _largest(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> list[tuple[Moment, int, int]]:
+        """For each kind of moment, the most activations and buffers at one time."""
         activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
         left = defaultdict[Action | None, set[str]](set)  # backward -> the kinds of fills to which it leaves tensors
         for each in living:
@@ -71,18 +98,29 @@ class RankWalk:
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
         self._on_the_way = OnTheWay(self._room)
-        peaks, alive, held = {True: (0, 0), False: (0, 0)}, activations[None], buffers[None]
+        peaks, alive, held = dict.fromkeys(Moment, (0, 0)), activations[None], buffers[None]
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
-                computes = action.op is not Op.STEP
                 transient = self._transient(action, frozenset(left.get(action, ())))
-                if computes:
+                if action.op is not Op.STEP:
                     transient = max(transient, self._before_compute[action.stage])
-                seen = (alive + transient, held + self._cast_by(action))
-                peaks[computes] = max(peaks[computes], seen, key=sum)
+                buffered = held + self._cast_by(action)
+                for moment, more in self._moments(action, transient):
+                    peaks[moment] = max(peaks[moment], (alive + more, buffered), key=sum)
             alive += activations.get(action, 0)
             held += buffers.get(action, 0)
-        return peaks[True], peaks[False]
+        return [(moment, *most) for moment, most in peaks.items()]
+
+    def _moments(self, action: Action, transient: int) -> list[tuple[Moment, int]]:
+        """The kinds of moments of an action, with the largest increase of activations in each."""
+        if action.op is Op.STEP:
+            return [(Moment.UPDATING, transient)]
+        if action.op is not Op.B:
+            return [(Moment.COMPUTING, transient)]
+        figures = self._figures[action.stage]
+        ends_lower = transient == figures.backward_peak_bytes  # otherwise something else than its layers counts, too
+        later = figures.later_backward_peak_bytes if ends_lower else transient
+        return [(Moment.NO_GRADIENTS_YET, transient), (Moment.COMPUTING, later)]
 
     def _stays(self, each: Lifetime, at: Action | None) -> int:
         """What is there before something returns, or after it has left: the part of a stash that is not lent."""
@@ -216,12 +254,3 @@ class RankWalk:
             return False
         assert action.microbatch is not None  # every forward has one
         return self._schedule.is_recomputed(action.stage, action.microbatch)
-
-
-def _parts(states: MemoryParts, activations: int, buffers: int, step: int = 0) -> MemoryParts:
-    return replace(
-        states,
-        optimizer=states.optimizer + step,
-        activations=activations,
-        buffers=states.buffers + buffers,
-    )

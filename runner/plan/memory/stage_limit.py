@@ -98,7 +98,7 @@ class StageMemoryLimit:
     def step_bytes(self, figures: StageFigures) -> int:
         """The bytes of temporary tensors at the stage's optimizer step."""
         if self.needs.sharing is not None:
-            return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated)[1]
+            return shared_states(self.needs.sharing, figures, 0, accelerated=self.needs.accelerated).step_bytes
         update = temporary_bytes(figures, self.profile, self.needs)
         update += wide_gradients([figures], self.profile)
         return max(update, min(self.needs.flattened, figures.gradient_bytes))
@@ -114,7 +114,7 @@ class StageMemoryLimit:
 
     def _state_bytes(self, figures: StageFigures, stage: int, sharing: ZeroSharing | None) -> int:
         if sharing is not None:
-            return shared_states(sharing, figures, 0, accelerated=self.needs.accelerated)[0].total
+            return shared_states(sharing, figures, 0, accelerated=self.needs.accelerated).states.total
         extra = self.needs.extra[stage].held_bytes(figures) if self.needs.extra else 0
         return extra + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.needs.states_over
 

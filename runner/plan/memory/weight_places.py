@@ -33,12 +33,21 @@ class WeightPlaces:
         """
         if not self.ends:
             return 0
-        loss = len(self.layers) - 2
-        low, high = self.layers[first], self.layers[loss + 1 if last == loss - 1 else last + 1]
+        low, high = self._weights(first, last)
         before = self.ends[low]
         begin = bisect_right(self.ends, before + start, low, high + 1) - 1
         end = bisect_left(self.ends, before + stop, low, high)
         return self.ends[end] - self.ends[begin]
+
+    def count(self, first: int, last: int) -> int:
+        """The number of weights of a stage from its first to its last layer; 0 if it is not known."""
+        low, high = self._weights(first, last) if self.ends else (0, 0)
+        return high - low
+
+    def _weights(self, first: int, last: int) -> tuple[int, int]:
+        """The numbers of a stage's first weight and of the one after its last; the last stage has those of the loss."""
+        loss = len(self.layers) - 2
+        return self.layers[first], self.layers[loss + 1 if last == loss - 1 else last + 1]
 
 
 def weight_places(profile: ModelProfile, width: int) -> WeightPlaces:

@@ -23,6 +23,7 @@ MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
 FLATTENED = 500_000_000  # elements; engine.py: MEMORY_OPT_ALLREDUCE_SIZE
 _STATE_BUFFERS = 4  # offload_config.py: buffer_count of offload_optimizer
 _WEIGHT_BUFFERS = 5  # and of offload_param
+_NORM_BYTES = 8  # stage_1_and_2.py: norm_for_param_grads, one of each weight until the update
 _LEAST_SWAPPED = 2**20  # bytes; swap_tensor/utils.py: MIN_SWAPPABLE_BYTES
 
 
@@ -138,6 +139,16 @@ class ZeroSharing:
             earlier = figures.largest_parameter_bytes  # gradients replace activations, but the first may be larger
         return StateBytes(0, min(earlier, last.gradients + bucket), 0, bucket)
 
+    def with_gradients(self, extra: StateBytes) -> StateBytes:
+        """The part of :meth:`backward_extra` that is not there before a backward makes its first gradient of a weight.
+
+        Weights that ZeRO 3 gathers for a layer are let go after it. Buckets are made when they are first filled, and
+        let go when they are reduced: by ZeRO 1 after the last of several micro-batches.
+        """
+        if self.stage == 3 or not self.accumulates:
+            return extra
+        return StateBytes(0, 0, 0, 0 if self.stage == 1 else extra.buffers)
+
     def reduction_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
         """The further bytes at the end of the last backward, when all gradients exist and nothing is updated yet."""
         bucket = self._bucket(figures) * self.weight_width
@@ -198,9 +209,11 @@ class ZeroSharing:
     def _offloaded_12(self, held: StateBytes, figures: StageFigures, part: int) -> StateBytes:
         """Move states, their gradients, and weights and gradients on their way, to the host (stages 1 and 2)."""
         largest = figures.largest_parameter_bytes
-        coming = min(figures.gradient_bytes, part * self.weight_width + largest)  # a parameter at its end comes whole
+        # Stage 2 brings the sums of each micro-batch: those of a weight that the partition shares come whole.
+        coming = self._touched(figures, None) if self.stage == 2 and self.accumulates else 0
         host = held.optimizer + part * (self.master_width + self.weight_width) + coming + largest
-        return StateBytes(held.weights, 0, 0, largest, host=host)
+        norms = _NORM_BYTES * self.places.count(figures.first, figures.last)
+        return StateBytes(held.weights, 0, 0, largest + norms, host=host)
 
     def _offloaded_3(self, held: StateBytes, figures: StageFigures, part: int) -> StateBytes:
         """Move states with their gradients, and weights, to the host or to a drive (stage 3)."""

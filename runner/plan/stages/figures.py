@@ -38,6 +38,9 @@ class StageFigures:
             of this micro-batch. :class:`runner.plan.stages.on_the_way.OnTheWay` also knows those before it.
         backward_peak_bytes: largest increase during B over what was alive at its start, which contains ``saved_bytes``
             and the gradient of the output.
+        later_backward_peak_bytes: the same from the last layer with trained weights on: before it, B makes no gradients
+            of weights.
+        backward_start_bytes: the same while B runs the stage's last layer, with which it begins.
         forward_seconds, backward_seconds: sums over its layers.
         input_gradient_seconds, weight_gradient_seconds: seconds of its I and its W, as sums over its layers.
         unsaved_forward_peak_bytes: like ``forward_peak_bytes``, for a forward that keeps only its output.
@@ -67,6 +70,8 @@ class StageFigures:
     backward_seconds: float
     input_gradient_seconds: float
     weight_gradient_seconds: float
+    later_backward_peak_bytes: int = 0
+    backward_start_bytes: int = 0
     unsaved_forward_peak_bytes: int = 0
     input_backward_peak_bytes: int = 0
     weight_backward_peak_bytes: int = 0
@@ -139,6 +144,8 @@ class LayerRanges:
         self._split = SplitRanges(chain, saved)
         self._fills = FillRanges(chain, saved)
         self._moves = any(layer.moved_bytes for layer in chain)
+        trained = accumulate((at if layer.gradient_bytes else -1 for at, layer in enumerate(chain)), max)
+        self._last_trained = list(trained)  # by layer, among those up to it; -1: none
 
     def figures(self, first: int, last: int) -> StageFigures:
         """The figures of a stage with the layers from ``first`` to ``last``, inclusive."""
@@ -165,6 +172,8 @@ class LayerRanges:
             output_bytes=output_bytes,
             forward_peak_bytes=self._forward_peak(first, end, moved),
             backward_peak_bytes=self._backward_peak(first, end, held, moved),
+            later_backward_peak_bytes=self._later_backward_peak(first, end, held, moved),
+            backward_start_bytes=layers[end - 1].backward_transient_bytes,
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
@@ -213,6 +222,15 @@ class LayerRanges:
         if end - 1 > first:
             peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + held_output_bytes)
         return max(peak, 0)
+
+    def _later_backward_peak(self, first: int, end: int, held_output_bytes: int, moved: Sequence[MovedLayer]) -> int:
+        """The peak of a backward without the layers, and the loss, behind its last layer with trained weights."""
+        last = self._last_trained[end - 1]
+        if moved or last == end - 1:
+            return self._backward_peak(first, end, held_output_bytes, moved)
+        if last < first:
+            return 0
+        return max(self._backward.over(first, last + 1) - self._saved[end] + held_output_bytes, 0)
 
 
 def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:

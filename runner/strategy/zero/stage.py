@@ -362,7 +362,7 @@ class DeepSpeedStage:
             return None
         return float(self.optimizer._global_grad_norm)
 
-    def discard(self) -> None:
+    def discard(self, *, applied: bool) -> None:
         optimizer = self.optimizer
         optimizer.clear_backward_seen_flag()
         optimizer.zero_grad(set_to_none=True)
@@ -375,6 +375,8 @@ class DeepSpeedStage:
                 gradients[group] = None
         if optimizer.cpu_offload:
             optimizer.reset_cpu_buffers()
+            if not applied:  # several windows that were measured look to it like micro-batches, whose sums it keeps
+                optimizer.accumulated_grads_in_cpu.clear()
 
 
 def _initialize(
