@@ -29,12 +29,14 @@ from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
 from runner.recipes.rematerialization.paced import STEP_SECONDS, SlowDevice, step_flops, with_flops_as_seconds
 
-__all__ = ["BUDGETED", "BUDGETS", "STRATEGIES", "measure"]
+__all__ = ["BUDGETED", "BUDGETS", "LOSS_BYTES", "STRATEGIES", "measure"]
 
 BUDGETS = 20
 """Budgets of the grid: these equal parts of the plain peak, from all of it downwards."""
 
-_LOSS = 8  # bytes of a loss and its gradient, which a plan adds to what it predicts of the layers
+LOSS_BYTES = 8
+"""Bytes of a loss and its gradient, which a plan adds to what it predicts of the layers."""
+
 _SCALARS = 64  # bytes that are left for the loss and its gradient, which no prediction counts
 
 STRATEGIES: Mapping[str, PolicyOptions] = {
@@ -187,7 +189,7 @@ class _Bench:
         seconds = {"measured_seconds": self._seconds(program) / STEP_SECONDS} if self._timed else {}
         return {
             **seconds,
-            "predicted_bytes": predicted + _LOSS,
+            "predicted_bytes": predicted + LOSS_BYTES,
             "measured_bytes": run.peak_bytes,
             "predicted_flops": flops / plain_flops,
             "measured_flops": run.flops / self.plain.flops,

@@ -56,8 +56,8 @@ class Graph:
 
     values: tuple[Value, ...]
     ends: tuple[int, ...] = ()
-    backward: Mapping[int, int] = field(default_factory=dict)
-    instead: Mapping[int, int] = field(default_factory=dict)
+    backward: Mapping[int, int] = field(default_factory=dict, hash=False)
+    instead: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @cached_property
     def stages(self) -> tuple[range, ...]:

@@ -6,10 +6,11 @@ Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tenso
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
-from runner.memory.solve.graph.values import Order, replayed
+from runner.memory.solve.graph.values import Graph, Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
@@ -19,6 +20,7 @@ __all__ = ["MOST_LAYERS", "STRATEGY", "programs_under", "refuse_long_stages"]
 _BUDGETS = 20  # programs are solved for these equal parts of the plain peak
 _GAP = 0.01
 _NODES = 2000  # of the solver's tree: not a time, so that every rank finds the same
+_ORDERS = 1024  # that are kept
 _UNLIMITED = 1e6  # seconds
 MOST_LAYERS = 20
 """Layers of a stage beyond which the solver may take hours."""
@@ -50,18 +52,20 @@ def programs_under(
     others = sum(value.num_bytes for value in stage.graph.values[: stage.num_forward])
     most = replayed(stage.graph, stage.graph.once).peak_bytes + (in_flight - 1) * others
     for part in range(_BUDGETS - 1, 0, -1):
-        order = _order(stage, most * part // _BUDGETS, in_flight, rounding, nodes)
+        order = _order(stage.graph, most * part // _BUDGETS, in_flight, rounding, nodes)
         if order is None:
             return
         yield program_of_order(stage, order)
 
 
-def _order(stage: StageGraph, budget: int, in_flight: int, rounding: bool, nodes: int) -> Order | None:
+@lru_cache(maxsize=_ORDERS)
+def _order(graph: Graph, budget: int, in_flight: int, rounding: bool, nodes: int) -> Order | None:
+    """The order that a solver finds; equal stages, and plans with other limits in one sweep, are solved once."""
     from runner.memory.solve.graph.checkmate import cheapest_order, rounded_order
 
     if rounding:
-        return rounded_order(stage.graph, budget, seconds=_UNLIMITED, in_flight=in_flight)
-    return cheapest_order(stage.graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight)
+        return rounded_order(graph, budget, seconds=_UNLIMITED, in_flight=in_flight)
+    return cheapest_order(graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight)
 
 
 def refuse_long_stages(chain: StageChain, name: str, most: int) -> None:
