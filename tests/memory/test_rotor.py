@@ -179,13 +179,13 @@ def test_what_first_forwards_leave_and_what_second_runs_take_are_bounded_apart()
 
 def test_a_chain_of_very_many_layers_is_planned_in_groups() -> None:
     """A thousand layers would take minutes and gigabytes; all programs are of the layers themselves."""
-    long = StageChain(model([layer(**KEPT)] * 1000), 1, 998)
+    long = StageChain(model([layer(**KEPT)] * 400), 1, 398)
     programs = [each.program for each in STRATEGIES["rotor"].candidates(long)]  # type: ignore[misc]
     assert len(programs) > 10
-    assert all(check_program(program, 1, 998) is None for program in programs if isinstance(program, tuple))
-    fastest = min(program_cost(long, program).seconds for program in programs[1:])
-    assert fastest < 1.1 * program_cost(long, programs[0]).seconds
-    least = min(program_cost(long, program).peak_bytes for program in programs)
+    assert all(check_program(program, 1, 398) is None for program in programs if isinstance(program, tuple))
+    kept, *costs = (program_cost(long, program) for program in programs)
+    assert min(cost.seconds for cost in costs) < 1.1 * kept.seconds
+    least = min(cost.peak_bytes for cost in costs)
     assert least < 1.1 * program_cost(long, STRATEGIES["chen_sqrt"](long)).peak_bytes
 
 

@@ -85,7 +85,8 @@ def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
-def test_strategies_of_graphs_and_time_are_shown_where_they_are_asked_for() -> None:
+def test_strategies_of_graphs_and_time_are_shown_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.recipes.rematerialization.measure.STEP_SECONDS", 0.1)
     budgeted = ("rockmate", "kusumoto", "kusumoto approximate", "checkmate rounding", "treewidth", "dtr lru")
     found = measure(normalizing_task(), {"full": STRATEGIES["full"]}, 2, budgeted, timed=True)
     text = markdown({"machine": "a machine", "torch": "2", "date": "today", "models": {"norms": found}})
