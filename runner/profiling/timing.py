@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -13,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
@@ -28,6 +30,7 @@ from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.compression.timing import compression_seconds
 from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
+from runner.profiling.alike import structure_of
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.fills import TimeFills
 from runner.profiling.layer_error import about_layer, about_loss
@@ -35,6 +38,8 @@ from runner.profiling.layer_error import about_layer, about_loss
 __all__ = ["can_be_timed", "time_layers", "with_measured_seconds"]
 
 _TIMED_RUNS = 3
+_TIMED_ALIKE = 3  # layers of those that are alike
+_SECONDS = ("forward_seconds", "backward_seconds", "input_gradient_seconds", "weight_gradient_seconds")
 _MOST_BYTES_TO_TIME = 4 << 30
 _MOST_ELEMENTS_TO_COMPRESS = 1 << 24
 _MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
@@ -44,7 +49,12 @@ def can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
     """Whether this machine is the one planned for, and the model is small enough to run here."""
     if config.hardware.name != "auto":
         return False
-    flops = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers)
+    alike = Counter[Hashable]()
+    flops = 0.0  # that it takes to time each kind of layer, and to run the others forward
+    for layer in profile.layers:
+        kind = layer.num_parameters, layer.saved_bytes, layer.forward_flops, layer.backward_flops
+        flops += layer.forward_flops + (layer.backward_flops if alike[kind] < _TIMED_ALIKE else 0.0)
+        alike[kind] += 1
     weights = sum(layer.weight_bytes for layer in profile.layers)
     largest = max(layer.saved_bytes for layer in profile.layers)
     return flops <= _MOST_FLOPS_TO_TIME and weights + largest <= _MOST_BYTES_TO_TIME
@@ -88,6 +98,9 @@ def time_layers(
 ) -> ModelProfile:
     """The profile with seconds of every layer and of the loss; each runs alone, on real tensors, where the batch is.
 
+    Of layers that are alike (see :mod:`runner.profiling.alike`) the first ones are timed, and the others get the
+    medians of these: they run forward once, for the next layer's input.
+
     Args:
         profile: rows of ``sources`` and of the loss; their bytes and FLOPs stay.
         sources: the layers; each is built, timed and dropped.
@@ -102,17 +115,38 @@ def time_layers(
     """
     (value, targets), samples, rows = batch, num_samples(batch[0]), []
     device = flatten(batch)[0][0].device
+    alike = defaultdict[Hashable, list[LayerProfile]](list)
     for source, row in zip(sources, profile.layers, strict=True):
         module = source.build().to(device=device, dtype=dtype)
         function = autocast(source.calling(module))
+        before = alike[_kind_of(module, value, row)]
         with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range
-            value, timed = _time_call(function, value, device, row)
+            if len(before) < _TIMED_ALIKE:
+                value, timed = _time_call(function, value, device, row)
+                before.append(timed)
+            else:
+                value, timed = map_tensors(as_leaf, _forward(function, value)[0]), _with_seconds_of(before, row)
         module.zero_grad(set_to_none=True)
         rows.append(replace(timed, fills=time_fills(row.fills)))
     value = to_precision(value, torch.float32)
     with about_loss((value, targets)):
         _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss)
     return replace(profile, layers=tuple(rows), loss=timed_loss, seconds_source="measured")
+
+
+def _kind_of(module: nn.Module, value: Any, row: LayerProfile) -> Hashable:
+    """What layers have in common that take the same time."""
+    tensors, nesting = flatten(value)
+    forms = tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
+    return structure_of(module), json.dumps(nesting), forms, row.split is not None and row.split.kept
+
+
+def _with_seconds_of(timed: Sequence[LayerProfile], row: LayerProfile) -> LayerProfile:
+    """The row with the medians of the seconds of layers that are alike."""
+    seconds = {name: median(getattr(each, name) for each in timed) for name in _SECONDS}
+    shares = [each.split.kept_share for each in timed if each.split is not None]
+    split = row.split if row.split is None or not shares else replace(row.split, kept_share=median(shares))
+    return replace(row, **seconds, split=split)
 
 
 def _compression_seconds_per_byte(

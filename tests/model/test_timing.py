@@ -57,3 +57,28 @@ def test_each_part_of_a_step_has_its_own_seconds() -> None:
     assert first.input_gradient_seconds is not None
     assert present(first.weight_gradient_seconds) > 0
     assert profile.loss.weight_gradient_seconds is not None
+
+
+class Counting(nn.Linear):
+    """Counts its forwards on real tensors, of all layers together."""
+
+    forwards = 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        Counting.forwards += type(value) is torch.Tensor
+        return super().forward(value)
+
+
+def counting() -> nn.Sequential:
+    return nn.Sequential(*(Counting(6, 6) for _ in range(8)), Counting(6, 5))
+
+
+def test_of_layers_that_are_alike_some_are_timed() -> None:
+    """The first takes an input without gradient, and the last is smaller: so three of seven are timed."""
+    user = ("model.target=test_timing:counting", "data.target=user_code:points", "loss.target=user_code:mean")
+    Counting.forwards = 0
+    profile = profile_model(resolve([*user, "device=cpu", "data.batch_size=4"]))
+    timed, alike = profile.layers[1:4], profile.layers[4:8]
+    assert Counting.forwards == len(alike) + (1 + 3 + 1) * 2 * 4  # two forwards in each of four runs
+    for name in ("forward_seconds", "backward_seconds", "input_gradient_seconds", "weight_gradient_seconds"):
+        assert {getattr(layer, name) for layer in alike} == {sorted(getattr(layer, name) for layer in timed)[1]}
