@@ -20,7 +20,7 @@ Replan = Callable[[RunConfig], RunPlan]
 Overrides = Mapping[str, str | int]
 """Values by key; a group's name as the key chooses one of its options."""
 
-BUDGET = 300_000
+BUDGET = 200_000
 """What all trials of one plan may cost together, see :func:`cost_of_trial`, so that advice takes a second or two."""
 
 # Keys that belong to one option of a group and have no meaning for its other options.
