@@ -1,7 +1,7 @@
 """Tables of offload strategies under one budget and links of several speeds, in one command.
 
-python -m runner.recipes.offloading [--models GPT U-Net …] [--share S] [--links …] [--steps N]
-    [--step-seconds S] [--write-readme] [--out FILE] [--read FILE …]
+python -m runner.recipes.offloading [--models GPT U-Net …] [--share S] [--links …] [--steps N] [--write-readme]
+    [--out FILE] [--read FILE …]
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from runner.recipes.offloading.measure import measure
 from runner.recipes.offloading.tables import markdown
 from runner.recipes.rematerialization.models import MODELS
-from runner.recipes.rematerialization.paced import STEP_SECONDS
 from runner.recipes.schedules.tables import replace_block
 
 __all__ = ["document", "main"]
@@ -27,15 +26,13 @@ __all__ = ["document", "main"]
 _LINKS = (0.5e9, 1e9, 4e9, 16e9)
 
 
-def document(
-    names: Sequence[str], share: float, links: Sequence[float], steps: int, step_seconds: float = STEP_SECONDS
-) -> dict[str, Any]:
+def document(names: Sequence[str], share: float, links: Sequence[float], steps: int) -> dict[str, Any]:
     """Everything that the tables show; see :func:`runner.recipes.offloading.measure.measure`."""
     torch.set_num_threads(1)
     found = {}
     for name in names:
         print(f"{name} ...", flush=True)
-        found[name] = measure(MODELS[name](), share=share, links=links, steps=steps, step_seconds=step_seconds)
+        found[name] = measure(MODELS[name](), share=share, links=links, steps=steps)
     told = {"machine": f"{platform.machine()} CPU, one thread", "torch": torch.__version__}
     return {**told, "date": datetime.now(UTC).date().isoformat(), "models": found}
 
@@ -54,17 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.4, help="the budget, as a part of the plain peak")
     parser.add_argument("--links", nargs="+", type=float, default=list(_LINKS), help="bytes per second")
     parser.add_argument("--steps", type=int, default=0, help="steps that are timed; 0: bytes alone are measured")
-    parser.add_argument(
-        "--step-seconds", type=float, default=STEP_SECONDS, help="what a step that keeps everything takes"
-    )
     parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: take what --out has written")
     parser.add_argument("--out", type=Path, help="a file for the figures as JSON")
     parser.add_argument("--write-readme", action="store_true", help="put the tables into the recipe's README")
     asked = parser.parse_args(arguments)
-    if asked.read:
-        made = _read(asked.read)
-    else:
-        made = document(asked.models, asked.share, asked.links, asked.steps, asked.step_seconds)
+    made = _read(asked.read) if asked.read else document(asked.models, asked.share, asked.links, asked.steps)
     if asked.out is not None:
         asked.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if asked.write_readme:
