@@ -31,18 +31,21 @@ class Priced:
 def priced(candidates: Iterable[Candidate], cost: Cost) -> tuple[Priced, ...]:
     """The candidates that can be run, with their costs, from the fastest to the slowest.
 
-    Of those that are equally fast, the one that moves less is the first, and then the smaller one.
+    Of those that are equally fast, the one that moves less is the first, then the one that leaves the stage as it is,
+    whose backward can be divided, and then the smaller one.
     """
     found = [
         Priced(Offer(each.name, *cost(each.program)), each.program)
         for each in candidates
         if depth(each.program) <= DEEPEST
     ]
-    return tuple(sorted(found, key=lambda each: _rank(each.offer)))
+    return tuple(sorted(found, key=_rank))
 
 
-def _rank(offer: Offer) -> tuple[float, int, int]:
-    return offer.seconds, offer.moved_bytes, offer.peak_bytes
+def _rank(each: Priced) -> tuple[float, int, bool, int]:
+    offer, program = each.offer, each.program
+    is_plain = isinstance(program, tuple) and not any(segment.recompute or segment.moved for segment in program)
+    return offer.seconds, offer.moved_bytes, not is_plain, offer.peak_bytes
 
 
 def fastest_that_fits(candidates: tuple[Priced, ...], budget: int) -> tuple[Program, StageChoice]:
