@@ -142,12 +142,12 @@ class ZeroSharing:
     def with_gradients(self, extra: StateBytes) -> StateBytes:
         """The part of :meth:`backward_extra` that is not there before a backward makes its first gradient of a weight.
 
-        Weights that ZeRO 3 gathers for a layer are let go after it. Buckets are made when they are first filled, and
-        let go when they are reduced: by ZeRO 1 after the last of several micro-batches.
+        Buckets are made when they are first filled, and let go when they are reduced: by ZeRO 1 after the last of
+        several micro-batches. Weights that ZeRO 3 has gathered for the forward may be there all the time.
         """
-        if self.stage == 3 or not self.accumulates:
-            return extra
-        return StateBytes(0, 0, 0, 0 if self.stage == 1 else extra.buffers)
+        if self.stage == 1 and self.accumulates:
+            return StateBytes(0, 0, 0, 0)
+        return StateBytes(0, 0 if self.accumulates or self.stage == 3 else extra.gradients, 0, extra.buffers)
 
     def reduction_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
         """The further bytes at the end of the last backward, when all gradients exist and nothing is updated yet."""
