@@ -83,9 +83,7 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
         assert max(less) <= max(more)
     seconds = [plan.time.step_seconds for plan in feasible]
     assert seconds == pytest.approx(sorted(seconds))
-    kept = planned("none", pipeline, None, schedule)
-    assert feasible[0].time.step_seconds == kept.time.step_seconds  # nothing runs again where everything fits
-    assert max(feasible[0].memory.peak_bytes) <= max(kept.memory.peak_bytes)
+    assert feasible[0].activations.stages == planned("none", pipeline, None, schedule).activations.stages
 
 
 @pytest.mark.parametrize("asked", ["1f1b", "zb_h1", "zb_v"])

@@ -177,12 +177,13 @@ def test_what_first_forwards_leave_and_what_second_runs_take_are_bounded_apart()
                 assert spent == seconds
 
 
-def test_a_chain_of_very_many_layers_is_planned_in_groups() -> None:
+@pytest.mark.parametrize("count", [400, pytest.param(1000, marks=pytest.mark.full)])
+def test_a_chain_of_very_many_layers_is_planned_in_groups(count: int) -> None:
     """A thousand layers would take minutes and gigabytes; all programs are of the layers themselves."""
-    long = StageChain(model([layer(**KEPT)] * 400), 1, 398)
+    long = StageChain(model([layer(**KEPT)] * count), 1, count - 2)
     programs = [each.program for each in STRATEGIES["rotor"].candidates(long)]  # type: ignore[misc]
     assert len(programs) > 10
-    assert all(check_program(program, 1, 398) is None for program in programs if isinstance(program, tuple))
+    assert all(check_program(program, 1, count - 2) is None for program in programs if isinstance(program, tuple))
     kept, *costs = (program_cost(long, program) for program in programs)
     assert min(cost.seconds for cost in costs) < 1.1 * kept.seconds
     least = min(cost.peak_bytes for cost in costs)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 from narrow import present
+from plan_profiles import layer, model
 from torch import nn
 
 from runner.config.compose.resolve import resolve
 from runner.profiling.model import profile_model
+from runner.profiling.timing import can_be_timed
 
 FORWARD, OF_INPUT, OF_WEIGHT = 0.01, 0.02, 0.03
 
@@ -82,3 +85,11 @@ def test_of_layers_that_are_alike_some_are_timed() -> None:
     assert Counting.forwards == len(alike) + (1 + 3 + 1) * 2 * 4  # two forwards in each of four runs
     for name in ("forward_seconds", "backward_seconds", "input_gradient_seconds", "weight_gradient_seconds"):
         assert {getattr(layer, name) for layer in alike} == {sorted(getattr(layer, name) for layer in timed)[1]}
+
+
+def test_many_layers_that_are_alike_are_not_too_many_to_be_timed() -> None:
+    """A hundred layers of 1 and 2 GFLOP: 1.06e11 where three run backward, of the 2e11 that may be timed."""
+    config = resolve(["model=mlp", "device=cpu"])
+    rows = [layer(forward_flops=1e9, backward_flops=2e9) for _ in range(100)]
+    assert can_be_timed(config, model(rows))
+    assert not can_be_timed(config, model([replace(row, num_parameters=at) for at, row in enumerate(rows)]))

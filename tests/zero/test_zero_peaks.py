@@ -57,9 +57,10 @@ def test_each_replica_keeps_whole_the_gradients_of_the_weights_that_it_shares() 
     assert second - first == 4 * (2500 - 2000)
 
 
-def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket() -> None:
-    """The loss has no weights, and its backward is the peak: buckets that are made after it are not there."""
-    config = resolve(["model=mlp", "hardware=v100_32gb", *SHARDED, "parallelism.data=2"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket(stage: int) -> None:
+    """The loss has no weights, and its backward is the peak: only what ZeRO 3 gathered for the forward is there."""
+    config = resolve(["model=mlp", "hardware=v100_32gb", f"zero.stage={stage}", "parallelism.data=2"])
     num_bytes = 40_000
     layers = [
         layer(
@@ -76,7 +77,9 @@ def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket() -> Non
     (peak, _), (heavier, _) = (make_plan(config, each).peak_memory_bytes for each in (without, heavy))
     parts = make_plan(config, heavy).memory.parts[0]
     assert heavier > peak
-    assert parts.buffers < num_bytes  # the step's batch alone
+    kept = num_bytes if stage == 3 else 0  # its bucket is there all the time
+    assert kept <= parts.buffers < kept + num_bytes  # and the step's batch
+    assert parts.weights == num_bytes + (num_bytes // 2 if stage == 3 else 0)
 
 
 @pytest.mark.full
