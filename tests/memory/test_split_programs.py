@@ -105,13 +105,6 @@ def test_losses_and_weights_are_the_same_bits(kind: str) -> None:
     assert [name for name in weights if not torch.equal(weights[name], trained(kind)[1][name])] == []
 
 
-ROSE = pytest.mark.xfail(
-    reason="A program is chosen by a bound of what it needs in split backwards, so that under one of twenty limits the "
-    "counted peak is 0.6 % higher than under the limit above it; both are kept",
-    strict=True,
-)
-
-
 @pytest.mark.slow
 def test_the_limit_is_kept_and_less_memory_never_takes_more() -> None:
     limits_are_kept("rotor", 2, 3, "zb_h1")
@@ -125,9 +118,9 @@ def test_the_limit_is_kept_and_less_memory_never_takes_more() -> None:
         ("rotor", 2),
         ("kusumoto", 2),
         ("auto", 2),
-        pytest.param("rotor", 4, marks=ROSE),
+        ("rotor", 4),
         ("kusumoto", 4),
-        pytest.param("auto", 4, marks=ROSE),
+        ("auto", 4),
     ],
 )
 def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int) -> None:

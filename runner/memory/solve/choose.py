@@ -53,4 +53,5 @@ def fastest_that_fits(candidates: tuple[Priced, ...], budget: int) -> tuple[Prog
     fitting = (each for each in candidates if each.offer.peak_bytes <= budget)
     least = min(candidates, key=lambda each: each.offer.peak_bytes)
     chosen = next(fitting, least)
-    return chosen.program, StageChoice(chosen.offer, budget, tuple(each.offer for each in candidates))
+    offers, programs = tuple(each.offer for each in candidates), tuple(each.program for each in candidates)
+    return chosen.program, StageChoice(chosen.offer, budget, offers, programs)

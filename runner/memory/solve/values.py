@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from runner.memory.solve.shared_weights import SharedGradients
@@ -297,11 +297,13 @@ class StageChoice:
         chosen: the program that was chosen.
         budget_bytes: the budget.
         offers: all programs that there were, from the fastest to the slowest.
+        programs: the programs of the offers.
     """
 
     chosen: Offer
     budget_bytes: int
     offers: tuple[Offer, ...]
+    programs: tuple[Program, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +321,9 @@ class ActivationPlan:
     to_host: bool = False
     choices: tuple[StageChoice, ...] = ()
     host_apart: bool = True
+
+    def with_choice(self, stage: int, program: Program, offer: Offer) -> ActivationPlan:
+        """The plan with another of a stage's offers, whose program is given."""
+        stages, choices = list(self.stages), list(self.choices)
+        stages[stage], choices[stage] = program, replace(choices[stage], chosen=offer)
+        return replace(self, stages=tuple(stages), choices=tuple(choices))

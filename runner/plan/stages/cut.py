@@ -33,7 +33,8 @@ from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
 from runner.schedule.liveness import Kind
 from runner.schedule.lowering.program import lower
-from runner.schedule.values import Schedule
+from runner.schedule.values import Op, Schedule
+from runner.schedule.values import Program as LoweredProgram
 
 __all__ = ["Stages", "choice_of", "cut", "stages_of"]
 
@@ -172,7 +173,38 @@ def _planned_activations(draft: Draft, layers: Partition, choose: ProgramChoice)
         if less is None or less == budgets:
             break
         budgets = less
+    if any(action.op is Op.I for row in draft.schedule.actions for action in row):
+        return _fastest_by_rank(draft, layers, planned[0], program)
     return planned
+
+
+def _fastest_by_rank(
+    draft: Draft, layers: Partition, planned: ActivationPlan, program: LoweredProgram
+) -> tuple[ActivationPlan, ModelProfile]:
+    """The plan in which each stage has the fastest of its programs with which its rank keeps to its limit.
+
+    What a stage needs by itself is a bound where backwards are in two parts. So programs that it excludes may fit, and
+    of two budgets the lower one may give a program that needs more. The walk of the rank is exact.
+
+    Args:
+        draft: the request and what follows from it; its schedule has divided backwards.
+        layers: first and last layer of each stage.
+        planned: a plan by that bound.
+        program: the lowered schedule.
+    """
+    best, costs = planned, adjusted(draft.profile, planned)
+    for stage, choice in enumerate(planned.choices):
+        ranks = [rank for rank in range(draft.schedule.ranks) if stage in draft.schedule.stages_of(rank)]
+        for offer, of_stage in zip(choice.offers, choice.programs, strict=True):
+            if offer == best.choices[stage].chosen:
+                break
+            tried = best.with_choice(stage, of_stage, offer)
+            made = adjusted(draft.profile, tried)
+            peaks = memory_of(draft, program, stage_figures(made, layers)).peak_bytes
+            if all(peaks[rank] <= draft.limit_bytes for rank in ranks):
+                best, costs = tried, made
+                break
+    return best, costs
 
 
 def _moves_to_host(draft: Draft) -> bool:
