@@ -272,6 +272,9 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
+        first_backward_bytes, chained_first_backward_bytes: like the two peaks above, for a backward that finds no
+            gradients of the layer's own weights, and has room for all of them as soon as it makes the first. None =
+            not known, the peak above and all gradients are added.
         handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
             although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
             in ``output``; empty for a layer that makes a single tensor.
@@ -325,6 +328,8 @@ class LayerProfile:
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    first_backward_bytes: int | None = None
+    chained_first_backward_bytes: int | None = None
     handed_backward_bytes: Pairs = ()
     asking_bytes: int = 0
     chained_asking_bytes: int = 0

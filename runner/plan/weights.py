@@ -68,7 +68,7 @@ def plan_weights(
         return WeightPlan(tuple(tuple(strategy.choose(stage)) for stage in stages), options.frozen_only)
 
     planned = chosen()
-    made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile))
+    made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile), profile)
     for _ in range(_ATTEMPTS if by_budget else 0):
         over = [max(0, peak - limit_bytes) for peak in peaks(made)]
         if not any(over):
@@ -78,7 +78,7 @@ def plan_weights(
             for stage in own if more else ():
                 excess[stage] = (excess[stage] or 0) + -(-more // len(own))
         planned = chosen()
-        made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile))
+        made = with_units(costs, planned, turns_of_ranks(planned, activations, schedule, profile), profile)
     return planned, made
 
 
@@ -135,29 +135,61 @@ def turns_of_ranks(
     )
 
 
-def with_units(profile: ModelProfile, plan: WeightPlan, turns: Sequence[RankTurns]) -> ModelProfile:
-    """The profile of which units are at home in the host: layers need room for those that are on the device."""
+def with_units(
+    profile: ModelProfile, plan: WeightPlan, turns: Sequence[RankTurns], plain: ModelProfile
+) -> ModelProfile:
+    """The profile of which units are at home in the host: layers need room for those that are on the device.
+
+    Args:
+        profile: the model's profile with the costs of what is kept.
+        plan: the units of each stage.
+        turns: when they are on the device.
+        plain: the profile without those costs.
+    """
     if not turns:
         return profile
-    forward, backward = dict[int, int](), dict[int, int]()
+    forward, backward, chained, of_loss = (dict[int, int]() for _ in range(4))
+    spared, spared_chained = _spared(plain)
+    last = len(plain.layers) - 1
     for each in turns:
         forward |= each.largest_bytes(backward=False)
-        backward |= each.largest_bytes(backward=True)
+        backward |= each.largest_bytes(backward=True, spared=spared)
+        chained |= each.largest_bytes(backward=True, spared=spared_chained)
+        of_loss |= each.largest_bytes(backward=True, spared={last: _own_gradients(plain, last)})
     home = {unit.first: unit for units in plan.stages for unit in units}
-    rows = [_row(row, forward.get(at, 0), backward.get(at, 0), home.get(at)) for at, row in enumerate(profile.layers)]
-    last = len(rows) - 1
-    return replace(
-        profile, layers=tuple(rows), loss=_row(profile.loss, forward.get(last, 0), backward.get(last, 0), None)
-    )
+    rows = [
+        _row(row, forward.get(at, 0), backward.get(at, 0), chained.get(at, 0), home.get(at))
+        for at, row in enumerate(profile.layers)
+    ]
+    loss = _row(profile.loss, forward.get(last, 0), of_loss.get(last, 0), of_loss.get(last, 0), None)
+    return replace(profile, layers=tuple(rows), loss=loss)
 
 
-def _row(row: LayerProfile, forward: int, backward: int, unit: WeightUnit | None) -> LayerProfile:
-    chained, split, unsaved = row.chained_backward_bytes, row.split, row.unsaved_forward_bytes
+def _own_gradients(profile: ModelProfile, at: int) -> int:
+    """The bytes of the gradients of a layer's weights that no other layer uses."""
+    shared = sum(each.gradient_bytes for each in profile.shared if at in each.layers)
+    return profile.layers[at].gradient_bytes - shared
+
+
+def _spared(profile: ModelProfile) -> tuple[dict[int, int], dict[int, int]]:
+    """For each layer, the gradients that are not there yet at the peak of its first backward: alone, and chained."""
+    alone, chained = dict[int, int](), dict[int, int]()
+    for at, row in enumerate(profile.layers):
+        own = _own_gradients(profile, at)
+        if row.first_backward_bytes is not None:
+            alone[at] = max(0, own + row.backward_transient_bytes - row.first_backward_bytes)
+        if row.chained_first_backward_bytes is not None:
+            chained[at] = max(0, own + row.inner_backward_bytes - row.chained_first_backward_bytes)
+    return alone, chained
+
+
+def _row(row: LayerProfile, forward: int, backward: int, chained: int, unit: WeightUnit | None) -> LayerProfile:
+    inner, split, unsaved = row.chained_backward_bytes, row.split, row.unsaved_forward_bytes
     made = replace(
         row,
         forward_transient_bytes=row.forward_transient_bytes + forward,
         backward_transient_bytes=row.backward_transient_bytes + backward,
-        chained_backward_bytes=None if chained is None else chained + backward,
+        chained_backward_bytes=row.backward_transient_bytes + chained if inner is None else inner + chained,
         unsaved_forward_bytes=None if unsaved is None else unsaved + forward,
         split=None if split is None else split.with_more(backward),
     )

@@ -46,6 +46,7 @@ def backward_peak_bytes(
     *,
     handed: Collection[int] = (),
     keeps_output: bool = False,
+    at_its_end: bool = False,
 ) -> int:
     """Run ``function`` forward and backward, as if other layers followed it in its stage.
 
@@ -57,6 +58,7 @@ def backward_peak_bytes(
         handed: positions, among the tensors of the output that require gradients, of those that leave the stage. The
             stage's caller holds them and their gradients; what becomes of the others is up to autograd.
         keeps_output: whether the whole output stays alive, as the second part of a later layer's backward needs it.
+        at_its_end: whether no layer follows, so that the whole output leaves the stage.
 
     Returns:
         its peak bytes above its saved tensors and the gradients of its output.
@@ -65,6 +67,8 @@ def backward_peak_bytes(
     outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
     if not outputs:
         return 0
+    if at_its_end:
+        handed = range(len(outputs))
     ends = [output if at in handed else _later(output) for at, output in enumerate(outputs)]
     gradients = [torch.ones_like(end) for end in ends]
     coming = sum(output.nbytes for at, output in enumerate(outputs) if at not in handed)

@@ -55,6 +55,8 @@ def profile_call(
     """
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    own_weights = [parameter for parameter in trained if all(parameter is not other for other in shared)]
+    first = _first_backwards(function, value, tracker, trained, own_weights)
     with _own_gradients(trained):
         stopped = stopped_forward_bytes(function, value, tracker)
         chained = backward_peak_bytes(whole_backward, function, value, tracker)
@@ -92,6 +94,8 @@ def profile_call(
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained,
+            first_backward_bytes=first[0],
+            chained_first_backward_bytes=first[1],
             handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
             asking_bytes=asking[0],
             chained_asking_bytes=asking[1],
@@ -101,6 +105,36 @@ def profile_call(
             shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
         )
     return map_tensors(as_leaf, output), row
+
+
+def _first_backwards(
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    trained: Sequence[nn.Parameter],
+    own: Sequence[nn.Parameter],
+) -> tuple[int | None, int | None]:
+    """The peaks of a backward that finds no gradients of a layer's own weights: alone, and if another layer follows.
+
+    As where weights are at home in the host's memory, there is room for all of them as soon as there is the first one.
+    """
+
+    def make_room(gradient: Tensor) -> None:
+        for parameter in own:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    if not own:
+        return None, None
+    peaks, hooks = [], [parameter.register_hook(make_room) for parameter in own]  # type: ignore[no-untyped-call]
+    for chained in (False, True):
+        with _own_gradients(trained):
+            for parameter in own:
+                parameter.grad = None
+            peaks.append(backward_peak_bytes(whole_backward, function, value, tracker, at_its_end=not chained))
+    for hook in hooks:
+        hook.remove()
+    return peaks[0], peaks[1]
 
 
 def _weights_of(module: nn.Module | None) -> tuple[list[nn.Parameter], list[Tensor]]:

@@ -162,6 +162,14 @@ def test_the_peak_is_the_predicted_one_to_a_percent(order: tuple[str, ...]) -> N
         assert most < 0.8 * before
 
 
+@pytest.mark.parametrize("order", [(), ("parallelism.pipeline=2",)], ids=str)
+def test_a_layer_has_no_gradients_on_the_device_before_its_backward_makes_the_first(order: tuple[str, ...]) -> None:
+    """A block of a transformer has its largest temporaries before that, and a table of tokens makes nothing else."""
+    moved = run("gpt", "model.kwargs.width=64", "model.kwargs.vocab_size=512", *GRANULAR, *order)
+    for most, predicted in zip(moved.peak, moved.plan.peak_memory_bytes, strict=True):
+        assert 0.995 * predicted <= most <= predicted + SCALARS
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_layer_to_layer_moves_each_weight_twice_whatever_the_number_of_microbatches(count: int) -> None:
     moved = run("mlp", *L2L, "schedule.chunks=6", f"schedule.microbatches={count}")

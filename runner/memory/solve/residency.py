@@ -24,6 +24,7 @@ from runner.memory.solve.values import Program
 __all__ = ["ActionTurns", "RankTurns", "Run", "Traffic", "Turn", "WeightUnit", "rank_turns", "stage_runs"]
 
 _HELD = 2  # units: the one in use and the next
+_NOTHING_SPARED: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Turn(NamedTuple):
         held: the units that are on the device, or on their way to it.
         device_bytes: the most that the weights and gradients of all units take on the device meanwhile.
         parts_with: whether the unit's gradients of an earlier backward go to the host first, although its weights stay.
+        begins: whether the first gradients of a unit that is a single layer are made in it.
     """
 
     layers: tuple[int, ...]
@@ -86,6 +88,7 @@ class Turn(NamedTuple):
     held: tuple[int, ...]
     device_bytes: int
     parts_with: bool = False
+    begins: bool = False
 
 
 class ActionTurns(NamedTuple):
@@ -122,13 +125,20 @@ class RankTurns(NamedTuple):
     actions: tuple[ActionTurns, ...]
     traffic: Traffic
 
-    def largest_bytes(self, *, backward: bool) -> Mapping[int, int]:
-        """For each layer, the most that units take on the device while it runs in a forward, or in a backward."""
+    def largest_bytes(self, *, backward: bool, spared: Mapping[int, int] = _NOTHING_SPARED) -> Mapping[int, int]:
+        """For each layer, the most that units take on the device while it runs in a forward, or in a backward.
+
+        Args:
+            backward: which of the two.
+            spared: for each layer, the bytes of its gradients that are not there yet at the peak of its backward, if
+                there were none when that began.
+        """
         found: dict[int, int] = {}
         for action in self.actions:
             for turn in action.turns if action.run.backward == backward else ():
                 for layer in turn.layers:
-                    found[layer] = max(found.get(layer, 0), turn.device_bytes)
+                    taken = turn.device_bytes - (spared.get(layer, 0) if turn.begins else 0)
+                    found[layer] = max(found.get(layer, 0), taken)
         return found
 
 
@@ -169,11 +179,12 @@ def rank_turns(runs: Sequence[Run], units: Sequence[WeightUnit]) -> RankTurns:
         listed = []
         device.begin()
         for layers, unit in turns:
-            parts_with = False
+            parts_with = begins = False
             if unit is not None:
-                parts_with = device.use(unit, _next(uses, position), backward=run.backward)
+                parts_with, begins = device.use(unit, _next(uses, position), backward=run.backward)
                 position += 1
-            listed.append(Turn(layers, unit, tuple(sorted(device.held)), device.num_bytes, parts_with))
+            begins = begins and len(set(layers)) == 1
+            listed.append(Turn(layers, unit, tuple(sorted(device.held)), device.num_bytes, parts_with, begins))
         going = tuple(sorted(device.held & own[run.stage])) if last_runs[run.stage] == at else ()
         if last_runs[run.stage] == at:
             device.send_home(set(going))
@@ -218,8 +229,12 @@ class _Device:
         """Begin a run."""
         self._earlier = set(self._dirty)
 
-    def use(self, unit: int, wanted: set[int], *, backward: bool) -> bool:
-        """Use a unit, and have those that are wanted; return whether its gradients go although it stays."""
+    def use(self, unit: int, wanted: set[int], *, backward: bool) -> tuple[bool, bool]:
+        """Use a unit, and have those that are wanted.
+
+        Returns:
+            whether its gradients go although it stays, and whether the use makes the first gradients of the unit.
+        """
         self._send(self._dirty - wanted)
         parts_with = backward and unit in self._earlier & self._dirty & self._sent
         if parts_with:
@@ -227,9 +242,10 @@ class _Device:
             self._earlier.remove(unit)
         self.fetched += sum(self._units[number].weight_bytes for number in wanted - self.held)
         self.held = wanted
-        if backward and self._units[unit].gradient_bytes:
+        begins = backward and self._units[unit].gradient_bytes > 0 and unit not in self._dirty
+        if begins:
             self._dirty.add(unit)
-        return parts_with
+        return parts_with, begins
 
     def send_home(self, gone: set[int]) -> None:
         self._send(self._dirty & gone)

@@ -69,6 +69,8 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
+        first_backward_bytes=_with_weight_gradient(layer.first_backward_bytes, layer, ratio, copies=2),
+        chained_first_backward_bytes=_with_weight_gradient(layer.chained_first_backward_bytes, layer, ratio, copies=2),
         handed_backward_bytes=tuple(
             (place, _with_weight_gradient(num_bytes, layer, ratio) or 0)
             for place, num_bytes in layer.handed_backward_bytes
@@ -128,11 +130,13 @@ def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfil
     )
 
 
-def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fraction) -> int | None:
-    """Scale the peak of a backward, except for the gradient of the weights in it."""
+def _with_weight_gradient(
+    transient: int | None, layer: LayerProfile, ratio: Fraction, *, copies: int = 1
+) -> int | None:
+    """Scale the peak of a backward, except for the gradients of the weights in it, and what they are added to."""
     if transient is None:
         return None
-    fixed = min(layer.gradient_bytes, transient)
+    fixed = min(copies * layer.gradient_bytes, transient)
     return fixed + _bytes(transient - fixed, ratio)
 
 
