@@ -90,8 +90,12 @@ def _peak_with_moves(figures: StageFigures, in_flight: int) -> int:
 
 
 def _figures(chain: StageChain, program: Program, *, to_host: bool) -> StageFigures:
-    """The figures of one stage under a program, from rows of this stage alone."""
-    made = adjusted(chain.profile, ActivationPlan((program,), to_host))
+    """The figures of one stage under a program, from rows of this stage alone.
+
+    Those of a divided backward are right only if micro-batches wait for their W, because nobody reads them otherwise.
+    """
+    waits_for_w = chain.saved_at_once < chain.in_flight
+    made = adjusted(chain.profile, ActivationPlan((program,), to_host), divides=waits_for_w)
     behind = chain.profile.layers[chain.last + 1 : chain.last + 2]  # so that the loss is only the last stage's
     (figures,) = stage_figures(replace(made, layers=(*made.layers, *behind)), [(0, len(made.layers) - 1)])
     return figures

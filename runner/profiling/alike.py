@@ -2,7 +2,8 @@
 
 Two layers are alike if their modules have the same classes, attributes and shapes, and if their inputs have the same
 shapes and share memory in the same way. Fake tensors hold no values, so that nothing else can make a difference. Of
-the second one only the output is computed, which the next layer needs.
+the second one only the output is made, which the next layer needs: the layer runs for it only if the output has memory
+of the layer's input or weights in it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.boundary import Structure, enter_graph, flatten, map_tensors, unflatten
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.traced.segments import Segment
 from runner.model.traced.structure import Itself
@@ -66,11 +67,31 @@ class AlikeLayers:
         saved, read = (
             tuple(at for at, each in enumerate(storages) if each in some) for some in (row.saves, row.reads or ())
         )
-        self._known[key] = _Known(row, tuple(map(self._numbers.of, given)), saved, read)
+        self._known[key] = _Known(
+            row, tuple(map(self._numbers.of, given)), saved, read, self._fresh_form(given, output)
+        )
         return output, row
 
+    def _fresh_form(self, given: Sequence[Tensor], output: Any) -> _Form | None:
+        """The form of an output of which each tensor has memory of its own; None if one has not."""
+        tensors, nesting = flatten(output)
+        storages = [self._numbers.of(tensor) for tensor in tensors]
+        has_own = len({*storages, *map(self._numbers.of, given)}) == len(storages) + len(
+            {*map(self._numbers.of, given)}
+        )
+        if not has_own or any(self._tracker.counted_bytes(each) != each.nbytes for each in tensors):
+            return None
+        return _Form(
+            tuple((each.size(), each.stride(), each.dtype, each.device) for each in tensors),
+            tuple(each.requires_grad for each in tensors),
+            nesting,
+        )
+
     def _again(self, known: _Known, name: str, function: Callable[[Any], Any], value: Any) -> tuple[Any, LayerProfile]:
-        made = function(enter_graph(map_tensors(as_leaf, value)))
+        if known.output is not None:
+            made = known.output.made_beside(flatten(value)[0][0])
+        else:
+            made = function(enter_graph(map_tensors(as_leaf, value)))
         tensors = [*flatten(value)[0], *flatten(made)[0]]
         given = {self._numbers.of(tensor) for tensor in flatten(value)[0]}
         saves = {self._numbers.of(tensors[place]) for place in known.saved}
@@ -109,13 +130,40 @@ def _split_of(split: SplitBackward | None, now: Mapping[int, int]) -> SplitBackw
 
 
 @dataclass(frozen=True, slots=True)
+class _Form:
+    """All that is known of fake tensors with memory of their own: how each is made, and how they are nested."""
+
+    tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], ...]
+    requires_grad: tuple[bool, ...]
+    nesting: Structure
+
+    def made_beside(self, fake: Tensor) -> Any:
+        """Such tensors; ``fake`` is another one."""
+        made = [
+            fake.new_empty_strided(size, stride, dtype=dtype, device=device)
+            for size, stride, dtype, device in self.tensors
+        ]
+        for tensor, requires_grad in zip(made, self.requires_grad, strict=True):
+            tensor.requires_grad_(requires_grad)
+        return unflatten(made, self.nesting)
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
-    """A row, its input's storages, and the places of saved and of read tensors in its input and then its output."""
+    """What is known of a layer.
+
+    Args:
+        row: its row.
+        given: the storages of its input.
+        saved, read: the places of saved and of read tensors in its input and then its output.
+        output: the form of its output; None if it must run for it.
+    """
 
     row: LayerProfile
     given: tuple[int, ...]
     saved: tuple[int, ...]
     read: tuple[int, ...]
+    output: _Form | None
 
 
 def structure_of(module: nn.Module) -> Hashable:

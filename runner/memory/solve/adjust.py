@@ -34,10 +34,15 @@ from runner.profile import LayerProfile, ModelProfile
 __all__ = ["adjusted", "host_bytes"]
 
 
-def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
+def adjusted(profile: ModelProfile, plan: ActivationPlan, *, divides: bool = True) -> ModelProfile:
     """Return the profile under the plan, with the stages of the plan.
 
     Memory, FLOPs and seconds of a stage in the result are those of the stage under the plan.
+
+    Args:
+        profile: the model's profile.
+        plan: what is kept of each stage.
+        divides: whether the figures of backwards in two parts are wanted, too; without them it is faster.
     """
     rows: list[LayerProfile] = []
     loss = profile.loss
@@ -48,7 +53,7 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
         before = profile.layers[first - 1] if first else None
         own_loss = loss if is_last else None
         shared = SharedGradients(len(chain) + (own_loss is not None), profile.shared, first)
-        made = _rows(before, chain, own_loss, program, shared, plan)
+        made = _rows(before, chain, own_loss, program, shared, plan, divides=divides)
         if is_last:
             loss = made.pop()
         rows += made
@@ -62,6 +67,8 @@ def _rows(
     program: Program,
     shared: SharedGradients,
     plan: ActivationPlan,
+    *,
+    divides: bool,
 ) -> list[LayerProfile]:
     """The rows of a stage under its program, and that of the loss if the stage is the last."""
     if isinstance(program, StageProgram):
@@ -69,10 +76,10 @@ def _rows(
         whole = (Segment(program.first, program.last),)
 
         def kept() -> list[LayerProfile]:
-            return _Stage(before, chain, loss, whole, shared).rows()
+            return _Stage(before, chain, loss, whole, shared, divides=divides).rows()
 
         return program.rows(PlainStage(before, chain, loss, shared, kept))
-    stage = _Stage(before, chain, loss, program, shared, behind_hooks=plan.to_host)
+    stage = _Stage(before, chain, loss, program, shared, behind_hooks=plan.to_host, divides=divides)
     made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
     leaves = plan.to_host and plan.host_apart
     return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if leaves else made
@@ -107,8 +114,9 @@ class _Stage:
         shared: SharedGradients,
         *,
         behind_hooks: bool = False,
+        divides: bool = True,
     ) -> None:
-        self._has_loss = loss is not None
+        self._has_loss, self._divides = loss is not None, divides
         self._behind_hooks = range(len(layers)) if behind_hooks else range(0)  # layers whose saved tensors hooks send
         self._shared = shared
         first = segments[0].first
@@ -119,9 +127,10 @@ class _Stage:
         again = {at for each, start, end in self.segments if each.recompute for at in range(start, end + 1)}
         self._made_in_i = shared.shared_with(again.union(self._behind_hooks))
         of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]
-        of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
         self._second_run = SecondRun(self.chain, self.tensors, first, of_b)
-        self._second_run_of_i = SecondRun(self.chain, self.tensors, first, of_i)
+        if divides:
+            of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
+            self._second_run_of_i = SecondRun(self.chain, self.tensors, first, of_i)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -142,7 +151,9 @@ class _Stage:
         rows: list[LayerProfile] = []
         for segment, start, end in self.segments:
             rows += self._again(segment, start, end) if segment.recompute else map(self._once, range(start, end + 1))
-        return with_needs_of_w([*rows, self._once(len(self.chain) - 1)] if self._has_loss else rows, self.tensors)
+        if self._has_loss:
+            rows.append(self._once(len(self.chain) - 1))
+        return with_needs_of_w(rows, self.tensors) if self._divides else rows
 
     def start_of(self, at: int) -> int:
         """The first layer that must run again for a layer's backward: the layer itself if nothing is computed again."""
@@ -162,10 +173,12 @@ class _Stage:
             running,
             backward_transient_bytes=layer.backward_transient_bytes + waiting,
             chained_backward_bytes=None if chained is None else chained + waiting,
-            split=beside_callers(layer, self.tensors.callers_used(at)),
+            split=beside_callers(layer, self.tensors.callers_used(at)) if self._divides else layer.split,
             backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
-        return self._with_gradients_in_i(at, row) if self._made_in_i[at] or at in self._behind_hooks else row
+        if not self._divides or not (self._made_in_i[at] or at in self._behind_hooks):
+            return row
+        return self._with_gradients_in_i(at, row)
 
     def _with_gradients_in_i(self, at: int, row: LayerProfile) -> LayerProfile:
         """The row of a layer of whose weights I makes whole gradients.
@@ -187,7 +200,7 @@ class _Stage:
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The rows of a segment that is run forward again in its backward."""
         rows = []
-        peak, peak_of_i = self._second_run.peak(segment), self._second_run_of_i.peak(segment)
+        peak = self._second_run.peak(segment)
         runs = reruns(segment)
         for at in range(start, end + 1):
             layer = self.chain[at]
@@ -207,8 +220,12 @@ class _Stage:
                 weight_gradient_seconds=of_weights,
                 copied_bytes=copies,
             )
-            rows.append(with_undivided(row, self._shared.own(at, layer), peak_of_i if at == end else 0))
-        return rows
+            rows.append(row)
+        if not self._divides:
+            return rows
+        peaks = [0] * (end - start) + [self._second_run_of_i.peak(segment)]
+        owns = (self._shared.own(at, self.chain[at]) for at in range(start, end + 1))
+        return [with_undivided(row, own, of_i) for row, own, of_i in zip(rows, owns, peaks, strict=True)]
 
     def _copies(self, segment: Segment, start: int) -> int:
         """Bytes of the running statistics that a segment and those inside keep from their first run."""
