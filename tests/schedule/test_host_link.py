@@ -59,6 +59,17 @@ def test_small_layers_leave_and_come_back_without_waiting_for_each_other() -> No
     assert played(found) == pytest.approx((20 / 3 + third, waited))
 
 
+def test_a_layer_waits_for_what_it_reads_of_an_earlier_layers_tensors() -> None:
+    """As before, but the third layer reads what was moved with the first, which is not asked for ahead.
+
+    Out as before, until 11/3. Back: the third until 14/3, the second until 17/3, and the first, asked for at 14/3,
+    until 20/3. The third layer runs then, and the others find all that they need.
+    """
+    needs = ((0,), (0,), (0, 2))
+    found = StageMoves((1 / 3,) * 3, (1 / 3,) * 3, (10, 2, 2), (1.0, 1.0, 1.0), needs=needs)
+    assert played(found) == pytest.approx((20 / 3 + 2.0, (20 / 3 - 7 / 3) + 1 / 3))
+
+
 def test_shares_of_a_stage_without_seconds_are_equal() -> None:
     assert shares([0.0, 0.0]) == HALVES
     assert shares([1.0, 3.0]) == (0.25, 0.75)

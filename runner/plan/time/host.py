@@ -58,4 +58,5 @@ def _moves(stage: StageFigures, ratio: float, copy_seconds: Callable[[float], fl
         sizes=tuple(layer.num_bytes * ratio for layer in stage.moved),
         copying=tuple(copy_seconds(layer.num_bytes * ratio) for layer in stage.moved),
         one_by_one=frozenset(at for at, layer in enumerate(stage.moved) if layer.moves.one_by_one),
+        needs=tuple(layer.moves.needs for layer in stage.moved),
     )

@@ -25,6 +25,8 @@ class StageMoves:
         copying: duration of moving them.
         one_by_one: the layers that give their tensors away only when all that was sent before has left, and get them
             back only when all that came back before has been used.
+        needs: for each layer, the distances of the layers whose moved tensors its backward reads: 0 is the layer
+            itself, 1 the one before it. Empty: each layer reads its own.
     """
 
     forward: tuple[float, ...]
@@ -32,6 +34,12 @@ class StageMoves:
     sizes: tuple[float, ...]
     copying: tuple[float, ...]
     one_by_one: frozenset[int] = frozenset()
+    needs: tuple[tuple[int, ...], ...] = ()
+
+    def needed(self, layer: int) -> list[int]:
+        """The layers whose moved tensors a layer's backward reads, itself first."""
+        distances = sorted({0, *self.needs[layer]}) if self.needs else [0]
+        return [layer - distance for distance in distances if self.sizes[layer - distance]]
 
     @property
     def largest(self) -> float:
@@ -129,29 +137,36 @@ class _Fetching:
         self._room = sum(moves.sizes) if all_at_once else moves.largest
         self._to_ask = [layer for layer, size in enumerate(moves.sizes) if size]
         self._there: dict[int, float] = {}
+        self._used: set[int] = set()
         self._unused = 0.0
 
     def ask(self, now: float) -> None:
         """Ask for as many layers' tensors as there is room for, at least for one that is needed next."""
         while self._to_ask:
             layer = self._to_ask[-1]
-            size = self._moves.sizes[layer]
-            room = 0.0 if layer in self._moves.one_by_one and not self._all_at_once else self._room - size
-            if self._unused and self._unused > room:
+            room = 0.0 if layer in self._moves.one_by_one and not self._all_at_once else self._room
+            if self._unused and self._unused + self._moves.sizes[layer] > room:
                 return
-            self._to_ask.pop()
-            self.lane_free = max(now, self.lane_free, self._left[layer]) + self._moves.copying[layer]
-            self._there[layer] = self.lane_free
-            self._unused += size
+            self._fetch(layer, now)
 
     def use(self, layer: int, now: float) -> float:
         """The moment when a layer's backward can begin."""
-        if layer not in self._there:
-            return now
-        now = max(now, self._there[layer])
-        self._unused -= self._moves.sizes[layer]
-        self.ask(now)
+        for needed in self._moves.needed(layer):
+            if needed in self._used:
+                continue
+            if needed not in self._there:
+                self._fetch(needed, now)
+            now = max(now, self._there[needed])
+            self._used.add(needed)
+            self._unused -= self._moves.sizes[needed]
+            self.ask(now)
         return now
+
+    def _fetch(self, layer: int, now: float) -> None:
+        self._to_ask.remove(layer)
+        self.lane_free = max(now, self.lane_free, self._left[layer]) + self._moves.copying[layer]
+        self._there[layer] = self.lane_free
+        self._unused += self._moves.sizes[layer]
 
 
 def shares(seconds: Sequence[float]) -> tuple[float, ...]:
