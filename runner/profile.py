@@ -15,6 +15,7 @@ from typing import Any, Literal
 __all__ = [
     "BoundaryTensor",
     "FillProfile",
+    "GradientPeaks",
     "LayerMoves",
     "LayerProfile",
     "MemoryTrace",
@@ -163,6 +164,24 @@ class SharedPeaks:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientPeaks:
+    """Peaks of a layer's backward from the moment on at which it makes the first gradient of a weight of its own.
+
+    They are above saved tensors and the gradient of the output, like those of the whole backward.
+
+    Args:
+        adding, chained_adding: if gradients are there, to which it adds those that it makes; the second one for a layer
+            that another one follows in its stage.
+        keeping, chained_keeping: if none are there, so that it keeps those that it makes, and they count.
+    """
+
+    adding: int
+    chained_adding: int
+    keeping: int
+    chained_keeping: int
+
+
+@dataclass(frozen=True, slots=True)
 class BoundaryTensor:
     """Memory in a layer's output. Memory that the layer only carries through keeps its number.
 
@@ -272,9 +291,7 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
-        first_backward_bytes, chained_first_backward_bytes: like the two peaks above, for a backward that finds no
-            gradients of the layer's own weights, and has room for all of them as soon as it makes the first. None =
-            not known, the peak above and all gradients are added.
+        gradient_peaks: peaks of its backward once it makes gradients; None = not known, or it trains no weight alone.
         handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
             although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
             in ``output``; empty for a layer that makes a single tensor.
@@ -328,8 +345,7 @@ class LayerProfile:
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
-    first_backward_bytes: int | None = None
-    chained_first_backward_bytes: int | None = None
+    gradient_peaks: GradientPeaks | None = None
     handed_backward_bytes: Pairs = ()
     asking_bytes: int = 0
     chained_asking_bytes: int = 0
@@ -371,6 +387,21 @@ class LayerProfile:
     def gradient_of_output_bytes(self) -> int:
         """Bytes of the gradient of its output, or the largest possible value if not known."""
         return self.output_bytes if self.output_gradient_bytes is None else self.output_gradient_bytes
+
+    def gradient_peak_bytes(self, *, chained: bool, keeping: bool) -> int:
+        """Peak of its backward from its first gradient of a weight on, or a bound if that is not known.
+
+        Args:
+            chained: whether another layer of its stage follows.
+            keeping: whether there are no gradients yet, so that those that it makes stay and count.
+        """
+        known = self.gradient_peaks
+        if known is None:
+            whole = self.inner_backward_bytes if chained else self.backward_transient_bytes
+            return whole + (self.gradient_bytes if keeping else 0)
+        if keeping:
+            return known.chained_keeping if chained else known.keeping
+        return known.chained_adding if chained else known.adding
 
     @property
     def inner_backward_bytes(self) -> int:
@@ -509,7 +540,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
-    peaks = document.pop("shared_peaks", None)
+    peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
     for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
         document.pop(plans_own, None)
     return LayerProfile(
@@ -524,6 +555,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         fills=fills,
         trained_shapes=shapes,
         shared_peaks=None if peaks is None else SharedPeaks(**peaks),
+        gradient_peaks=None if of_gradients is None else GradientPeaks(**of_gradients),
     )
 
 

@@ -176,10 +176,9 @@ def _spared(profile: ModelProfile) -> tuple[dict[int, int], dict[int, int]]:
     alone, chained = dict[int, int](), dict[int, int]()
     for at, row in enumerate(profile.layers):
         own = _own_gradients(profile, at)
-        if row.first_backward_bytes is not None:
-            alone[at] = max(0, own + row.backward_transient_bytes - row.first_backward_bytes)
-        if row.chained_first_backward_bytes is not None:
-            chained[at] = max(0, own + row.inner_backward_bytes - row.chained_first_backward_bytes)
+        if row.gradient_peaks is not None:
+            alone[at] = min(own, max(0, row.backward_transient_bytes - row.gradient_peaks.adding))
+            chained[at] = min(own, max(0, row.inner_backward_bytes - row.gradient_peaks.chained_adding))
     return alone, chained
 
 
@@ -190,6 +189,7 @@ def _row(row: LayerProfile, forward: int, backward: int, chained: int, unit: Wei
         forward_transient_bytes=row.forward_transient_bytes + forward,
         backward_transient_bytes=row.backward_transient_bytes + backward,
         chained_backward_bytes=row.backward_transient_bytes + chained if inner is None else inner + chained,
+        gradient_peaks=None,
         unsaved_forward_bytes=None if unsaved is None else unsaved + forward,
         split=None if split is None else split.with_more(backward),
     )

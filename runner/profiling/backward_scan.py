@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
-from runner.profile import SharedPeaks
+from runner.profile import GradientPeaks, SharedPeaks
 
 __all__ = [
     "Run",
     "as_leaf",
     "asking_bytes",
     "backward_peak_bytes",
+    "gradient_peaks",
     "handed_peaks",
+    "having_gradients",
     "passes_last",
     "shared_peaks",
     "stopped_forward_bytes",
@@ -47,6 +50,7 @@ def backward_peak_bytes(
     handed: Collection[int] = (),
     keeps_output: bool = False,
     at_its_end: bool = False,
+    may_be_less: bool = False,
 ) -> int:
     """Run ``function`` forward and backward, as if other layers followed it in its stage.
 
@@ -59,6 +63,7 @@ def backward_peak_bytes(
             stage's caller holds them and their gradients; what becomes of the others is up to autograd.
         keeps_output: whether the whole output stays alive, as the second part of a later layer's backward needs it.
         at_its_end: whether no layer follows, so that the whole output leaves the stage.
+        may_be_less: whether the peak may be below the bytes that it is above of, because ``run`` resets it.
 
     Returns:
         its peak bytes above its saved tensors and the gradients of its output.
@@ -78,7 +83,62 @@ def backward_peak_bytes(
     tracker.reset_peak()
     run(ends, gradients, leaves)
     del kept
-    return max(0, tracker.peak - before)
+    above = tracker.peak - before
+    return above if may_be_less else max(0, above)
+
+
+@contextmanager
+def having_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Within the context, parameters have gradients; a run allocates them permanently, so only temporaries count."""
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.grad = None
+
+
+def gradient_peaks(
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    trained: Sequence[nn.Parameter],
+    own: Sequence[nn.Parameter],
+) -> GradientPeaks | None:
+    """Run ``function`` forward and backward, and take the peaks from its first gradient of a weight on.
+
+    Args:
+        function, value, tracker: see :func:`backward_peak_bytes`.
+        trained: all its trained weights.
+        own: those that no other layer uses; None is returned if there are none.
+    """
+
+    def peak(*, keeping: bool, chained: bool) -> int:
+        begun = False
+
+        def begin(gradient: Tensor) -> None:
+            nonlocal begun
+            if not begun:
+                tracker.reset_peak()
+            begun = True
+
+        with having_gradients(trained):
+            for parameter in own if keeping else ():
+                parameter.grad = None
+            hooks = [parameter.register_hook(begin) for parameter in own]  # type: ignore[no-untyped-call]
+            found = backward_peak_bytes(
+                whole_backward, function, value, tracker, at_its_end=not chained, may_be_less=True
+            )
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    if not own:
+        return None
+    adding, chained_adding = (peak(keeping=False, chained=chained) for chained in (False, True))
+    keeping, chained_keeping = (peak(keeping=True, chained=chained) for chained in (False, True))
+    return GradientPeaks(adding, chained_adding, keeping, chained_keeping)
 
 
 def handed_peaks(

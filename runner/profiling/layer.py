@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,9 @@ from runner.profiling.backward_scan import (
     as_leaf,
     asking_bytes,
     backward_peak_bytes,
+    gradient_peaks,
     handed_peaks,
+    having_gradients,
     passes_last,
     shared_peaks,
     stopped_forward_bytes,
@@ -56,8 +57,8 @@ def profile_call(
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     own_weights = [parameter for parameter in trained if all(parameter is not other for other in shared)]
-    first = _first_backwards(function, value, tracker, trained, own_weights)
-    with _own_gradients(trained):
+    of_gradients = gradient_peaks(function, value, tracker, trained, own_weights)
+    with having_gradients(trained):
         stopped = stopped_forward_bytes(function, value, tracker)
         chained = backward_peak_bytes(whole_backward, function, value, tracker)
         asking = [asking_bytes(whole_backward, function, value, tracker, chained=each) for each in (False, True)]
@@ -94,8 +95,7 @@ def profile_call(
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained,
-            first_backward_bytes=first[0],
-            chained_first_backward_bytes=first[1],
+            gradient_peaks=of_gradients,
             handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
             asking_bytes=asking[0],
             chained_asking_bytes=asking[1],
@@ -105,36 +105,6 @@ def profile_call(
             shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
         )
     return map_tensors(as_leaf, output), row
-
-
-def _first_backwards(
-    function: Callable[[Any], Any],
-    value: Any,
-    tracker: LiveTracker,
-    trained: Sequence[nn.Parameter],
-    own: Sequence[nn.Parameter],
-) -> tuple[int | None, int | None]:
-    """The peaks of a backward that finds no gradients of a layer's own weights: alone, and if another layer follows.
-
-    As where weights are at home in the host's memory, there is room for all of them as soon as there is the first one.
-    """
-
-    def make_room(gradient: Tensor) -> None:
-        for parameter in own:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-    if not own:
-        return None, None
-    peaks, hooks = [], [parameter.register_hook(make_room) for parameter in own]  # type: ignore[no-untyped-call]
-    for chained in (False, True):
-        with _own_gradients(trained):
-            for parameter in own:
-                parameter.grad = None
-            peaks.append(backward_peak_bytes(whole_backward, function, value, tracker, at_its_end=not chained))
-    for hook in hooks:
-        hook.remove()
-    return peaks[0], peaks[1]
 
 
 def _weights_of(module: nn.Module | None) -> tuple[list[nn.Parameter], list[Tensor]]:
@@ -152,18 +122,6 @@ def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor
         "largest_parameter_bytes": max(map(num_bytes, trained), default=0),
         "trained_shapes": tuple(tuple(parameter.shape) for parameter in trained),
     }
-
-
-@contextmanager
-def _own_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within the context, parameters have gradients; a run allocates them permanently, so only temporaries count."""
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.grad = None
 
 
 def _storages(

@@ -12,6 +12,9 @@ from zero_ranks import train_groups
 from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
 from runner.plan.memory.weight_places import weight_places
+from runner.plan.memory.zero import ZeroSharing
+from runner.plan.stages.figures import stage_figures
+from runner.profile import GradientPeaks
 
 SCALARS = 64  # bytes of losses and headers that a rank does not have at its peak
 OFFLOADED = 1024  # bytes of norms, which are not there before the update, and by which hosts' parts differ
@@ -27,6 +30,9 @@ OTHERS = {
     "offloaded": ("offload.optimizer=cpu", "schedule.microbatches=2"),
     "offloaded_one": ("offload.optimizer=cpu",),
     "unsharded_gradients": ("zero.stage=1", "schedule.microbatches=2"),
+    "unsharded_at_once": ("zero.stage=1",),
+    "unsharded_in_turn": ("zero.stage=1", "zero.bucket_elements=300"),
+    "sharded_at_once": (),
 }
 
 
@@ -80,6 +86,38 @@ def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket(stage: i
     kept = num_bytes if stage == 3 else 0  # its bucket is there all the time
     assert kept <= parts.buffers < kept + num_bytes  # and the step's batch
     assert parts.weights == num_bytes + (num_bytes // 2 if stage == 3 else 0)
+
+
+def test_gradients_that_are_kept_until_their_reduction_grow_while_activations_are_freed() -> None:
+    """Each of three layers saves 10,000 bytes and has 40,000 bytes of gradients; ZeRO 1 reduces after a backward."""
+    num_bytes, saved = 40_000, 10_000
+    one = layer(
+        weight_bytes=num_bytes,
+        gradient_bytes=num_bytes,
+        largest_parameter_bytes=num_bytes,
+        trained_shapes=((10_000,),),
+        saved_bytes=saved,
+        output_bytes=saved,
+        backward_transient_bytes=num_bytes,
+        gradient_peaks=GradientPeaks(num_bytes, num_bytes, num_bytes, num_bytes),
+    )
+    (figures,) = stage_figures(model([one] * 3), [(0, 2)])
+    first = saved + saved + 3 * num_bytes  # what the first layer has saved, the gradient of its output, all gradients
+    assert 3 * saved + figures.growing_backward_peak_bytes == first
+    assert figures.later_backward_peak_bytes == saved + num_bytes
+
+
+def test_full_buckets_are_reduced_while_later_gradients_wait() -> None:
+    """Of weights with 40, 20, 20 and 20 elements, a bucket of 40 takes the first, the next two, and the last."""
+    sizes = (40, 20, 20, 20)
+    layers = [layer(gradient_bytes=4 * size, trained_shapes=((size,),)) for size in sizes]
+    (figures,) = stage_figures(model(layers), [(0, 3)])
+    places = weight_places(model(layers), 4)
+    sharing = ZeroSharing(1, 2, "none", "none", 4, 4, 2.0, 40, 1, places=places)
+    first, second = (sharing.reduction_extra(figures, replica) for replica in range(2))
+    assert first.buffers == second.buffers == 4 * 40
+    assert first.gradients == max(100, 60 + 40, 60 + 60, 20 + 60 + 40, 0 + 60 + 20) * 4  # 60: the weights it touches
+    assert second.gradients == max(100, 60 + 40, 20 + 40, 20 + 60) * 4
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.undivided import BEHIND_HOOKS, beside_callers, undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import GradientPeaks, LayerProfile, ModelProfile
 
 __all__ = ["adjusted", "host_bytes"]
 
@@ -173,6 +173,7 @@ class _Stage:
             running,
             backward_transient_bytes=layer.backward_transient_bytes + waiting,
             chained_backward_bytes=None if chained is None else chained + waiting,
+            gradient_peaks=None if waiting or self.tensors.callers_used(at) else layer.gradient_peaks,
             split=beside_callers(layer, self.tensors.callers_used(at)) if self._divides else layer.split,
             backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
@@ -215,6 +216,7 @@ class _Stage:
                 running_bytes=self.tensors.waiting_bytes(at) + dropping_forward_bytes(layer, figures) + copies,
                 backward_transient_bytes=peak + self._shared.behind(end) if at == end else 0,
                 chained_backward_bytes=None,
+                gradient_peaks=_bounds(self.chain[start : end + 1], peak) if at == end else None,
                 backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
                 backward_seconds=layer.backward_seconds + more_seconds,
                 weight_gradient_seconds=of_weights,
@@ -247,6 +249,12 @@ class _Stage:
         )
 
 
+def _bounds(layers: Sequence[LayerProfile], peak: int) -> GradientPeaks:
+    """Bounds for a segment that runs again, whose backward is in the row of its last layer."""
+    keeping = peak + sum(layer.gradient_bytes for layer in layers)
+    return GradientPeaks(peak, peak, keeping, keeping)
+
+
 def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
     """The rows if saved tensors move to the host: the device holds the stage's output and the layer that runs.
 
@@ -265,6 +273,7 @@ def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
                 forward_transient_bytes=row.forward_transient_bytes + gone + tensors.counted_before_bytes(at, at),
                 backward_transient_bytes=row.backward_transient_bytes + fetched,
                 chained_backward_bytes=None,
+                gradient_peaks=None,
                 split=None if split is None else replace(split.with_more(fetched), chained_transient_bytes=None),
             )
         )

@@ -128,6 +128,7 @@ def _row(plain: LayerProfile, room: _Room, forward_peak: int, again: int) -> Lay
         forward_transient_bytes=forward_peak - room.until - room.output,
         backward_transient_bytes=room.backward(plain.backward_transient_bytes, made),
         chained_backward_bytes=room.backward(plain.inner_backward_bytes, made),
+        gradient_peaks=None,
         held_output_bytes=room.output or min(saved, plain.output_bytes if held is None else held),
         backward_flops=plain.backward_flops + again * plain.forward_flops,
         backward_seconds=plain.backward_seconds + more,

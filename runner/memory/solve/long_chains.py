@@ -70,6 +70,7 @@ def _merged(rows: Sequence[LayerProfile]) -> LayerProfile:
         unsaved_forward_bytes=unsaved + max(row.output_bytes for row in rows[:-1] or rows),
         backward_transient_bytes=backward - before - rows[-1].gradient_of_output_bytes,
         chained_backward_bytes=backward - before - rows[-1].gradient_of_output_bytes,
+        gradient_peaks=None,
         forward_flops=sum(row.forward_flops for row in rows),
         backward_flops=sum(row.backward_flops for row in rows),
         forward_seconds=sum(row.forward_seconds for row in rows),

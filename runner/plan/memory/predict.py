@@ -53,7 +53,7 @@ def predict_memory(
     """
     schedule, sharing = program.schedule, needs.sharing
     if sharing is not None:
-        figures = [_with_divided_gradient(one) for one in figures]
+        figures = [_with_divided_gradient(sharing.in_backward(one)) for one in figures]
     extra = needs.extra or older_versions(schedule)
     predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
     parts, host, kept = list[tuple[MemoryParts, ...]](), [], []

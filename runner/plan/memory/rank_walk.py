@@ -19,7 +19,7 @@ __all__ = ["HeldBytes", "Moment", "RankWalk"]
 class Moment(Enum):
     """The kinds of moments that differ in what a rank holds beside activations and buffers."""
 
-    NO_GRADIENTS_YET = auto()  # of this backward, whose first layers have no weights
+    NO_GRADIENTS_YET = auto()  # of the backward that runs, or that comes next
     COMPUTING = auto()
     UPDATING = auto()
 
@@ -115,6 +115,8 @@ class RankWalk:
         """The kinds of moments of an action, with the largest increase of activations in each."""
         if action.op is Op.STEP:
             return [(Moment.UPDATING, transient)]
+        if action.op in (Op.F, Op.R):
+            return [(Moment.NO_GRADIENTS_YET, transient)]
         if action.op is not Op.B:
             return [(Moment.COMPUTING, transient)]
         figures = self._figures[action.stage]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 from runner.profile import LayerProfile, ModelProfile
 
@@ -38,6 +38,13 @@ class WeightPlaces:
         begin = bisect_right(self.ends, before + start, low, high + 1) - 1
         end = bisect_left(self.ends, before + stop, low, high)
         return self.ends[end] - self.ends[begin]
+
+    def sizes(self, first: int, last: int) -> tuple[int, ...]:
+        """The elements of each weight of a stage, in order; empty if they are not known."""
+        if not self.ends:
+            return ()
+        low, high = self._weights(first, last)
+        return tuple(after - before for before, after in pairwise(self.ends[low : high + 1]))
 
     def count(self, first: int, last: int) -> int:
         """The number of weights of a stage from its first to its last layer; 0 if it is not known."""

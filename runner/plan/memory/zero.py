@@ -6,6 +6,7 @@ that the optimizer updates (a copy, even if it has the format of the weights), a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from runner.config.precision import PRECISIONS
@@ -123,6 +124,17 @@ class ZeroSharing:
             gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
         return replace(held, gradients=gradients, buffers=0)
 
+    def in_backward(self, figures: StageFigures) -> StageFigures:
+        """The figures if a backward keeps the gradients that it makes, as that of ZeRO 1 does of a step's only one."""
+        if self._keeps_gradients and not self.accumulates:
+            return replace(figures, later_backward_peak_bytes=figures.growing_backward_peak_bytes)
+        return figures
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether whole gradients are kept until the reduction, and not sums in fp32 beside weights in fewer bits."""
+        return self.stage == 1 and self.optimizer == "none" and self.weight_width == self.master_width
+
     def backward_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
         """The bytes that the last backward of a replica needs beside :meth:`held` and its activations.
 
@@ -130,10 +142,12 @@ class ZeroSharing:
         """
         last = self.reduction_extra(figures, replica)
         bucket = self._bucket(figures) * self.weight_width
+        if self._keeps_gradients:  # those of earlier micro-batches are held from the start
+            return StateBytes(0, figures.gradient_bytes if self.accumulates else 0, 0, bucket)
         if self.stage == 3 or bucket < figures.gradient_bytes:
             return last  # the first bucket is copied and reduced while activations are held
         if self.stage == 1 and self.accumulates:
-            return last  # the gradients of earlier micro-batches are held from the start
+            return last
         earlier = self._earlier(figures, replica)
         if self.stage == 1:
             earlier = figures.largest_parameter_bytes  # gradients replace activations, but the first may be larger
@@ -152,6 +166,8 @@ class ZeroSharing:
     def reduction_extra(self, figures: StageFigures, replica: int | None = None) -> StateBytes:
         """The further bytes at the end of the last backward, when all gradients exist and nothing is updated yet."""
         bucket = self._bucket(figures) * self.weight_width
+        if self._keeps_gradients:
+            return StateBytes(0, self._reduced_in_turn(figures, replica), 0, bucket)
         if self.stage < 3:
             # The last bucket and its flat copy, beside the reduced gradients of other buckets and micro-batches.
             is_last = bucket >= figures.gradient_bytes  # there are no others
@@ -160,6 +176,32 @@ class ZeroSharing:
             return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures, replica)), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
         return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
+
+    def _reduced_in_turn(self, figures: StageFigures, replica: int | None) -> int:
+        """The most bytes beside a bucket while ZeRO 1 moves gradients into it, weight by weight from the first.
+
+        A full bucket is reduced, and its gradients of the replica's own part are kept beside it, in memory for all of
+        them. Where it has parts of several weights, or for several replicas, a copy is reduced. A gradient that is
+        larger than a bucket is reduced where it is.
+        """
+        if replica is None:
+            return max(self._reduced_in_turn(figures, each) for each in range(self.replicas))
+        room, part, width = self._bucket(figures), self._partition(figures), self.weight_width
+        left = peak = figures.gradient_bytes
+        kept = 0
+        sizes = self.places.sizes(figures.first, figures.last) or (left // width,)
+        for bucket in _filled_in_turn(sizes, room):
+            in_place = bucket[-1][1] - bucket[-1][0] > room
+            start, end = bucket[0][0], bucket[-1][1]
+            moved = width * (end - start)
+            is_copied = len(bucket) > 1 or start // part != (end - 1) // part
+            left -= 0 if in_place else moved
+            peak = max(peak, left + kept + (moved if is_copied else 0))
+            if start < (replica + 1) * part and end > replica * part:
+                kept = self._touched(figures, replica)
+                peak = max(peak, left + kept)
+                left -= moved if in_place else 0
+        return peak
 
     def _earlier(self, figures: StageFigures, replica: int | None) -> int:
         """The bytes of gradients of earlier micro-batches that stage 2 has reduced."""
@@ -237,6 +279,20 @@ class ZeroSharing:
             weights -= shares
             host += shares
         return StateBytes(weights, gradients, optimizer, held.buffers, host=host, drive=drive)
+
+
+def _filled_in_turn(sizes: Sequence[int], room: int) -> Iterator[list[tuple[int, int]]]:
+    """Buckets of weights, each with its first element and the one after its last; one that is larger is alone."""
+    bucket: list[tuple[int, int]] = []
+    start = 0
+    for size in sizes:
+        if bucket and start + size - bucket[0][0] > room:
+            yield bucket
+            bucket = []
+        bucket.append((start, start + size))
+        start += size
+    if bucket:
+        yield bucket
 
 
 def flattened_bytes(config: RunConfig) -> int:

@@ -38,9 +38,9 @@ class StageFigures:
             of this micro-batch. :class:`runner.plan.stages.on_the_way.OnTheWay` also knows those before it.
         backward_peak_bytes: largest increase during B over what was alive at its start, which contains ``saved_bytes``
             and the gradient of the output.
-        later_backward_peak_bytes: the same from the last layer with trained weights on: before it, B makes no gradients
-            of weights.
-        backward_start_bytes: the same while B runs the stage's last layer, with which it begins.
+        later_backward_peak_bytes: the same from the first gradient of a weight on that B makes.
+        growing_backward_peak_bytes: the same if there are no gradients of weights before it: those that are made count.
+        backward_start_bytes: like ``backward_peak_bytes``, while B runs the stage's last layer, with which it begins.
         forward_seconds, backward_seconds: sums over its layers.
         input_gradient_seconds, weight_gradient_seconds: seconds of its I and its W, as sums over its layers.
         unsaved_forward_peak_bytes: like ``forward_peak_bytes``, for a forward that keeps only its output.
@@ -71,6 +71,7 @@ class StageFigures:
     input_gradient_seconds: float
     weight_gradient_seconds: float
     later_backward_peak_bytes: int = 0
+    growing_backward_peak_bytes: int = 0
     backward_start_bytes: int = 0
     unsaved_forward_peak_bytes: int = 0
     input_backward_peak_bytes: int = 0
@@ -140,6 +141,16 @@ class LayerRanges:
                 for at, layer in enumerate(chain)
             ]
         )
+        gradients = self._gradients
+        self._growing = RangeMaximum(  # of gradients, those of the layers up to it are subtracted
+            [
+                saved[at + 1]
+                + layer.gradient_of_output_bytes
+                + max(layer.inner_backward_bytes, layer.gradient_peak_bytes(chained=True, keeping=True))
+                - gradients[at + 1]
+                for at, layer in enumerate(chain)
+            ]
+        )
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
         self._fills = FillRanges(chain, saved)
@@ -173,6 +184,7 @@ class LayerRanges:
             forward_peak_bytes=self._forward_peak(first, end, moved),
             backward_peak_bytes=self._backward_peak(first, end, held, moved),
             later_backward_peak_bytes=self._later_backward_peak(first, end, held, moved),
+            growing_backward_peak_bytes=self._growing_backward_peak(first, end, held, moved),
             backward_start_bytes=layers[end - 1].backward_transient_bytes,
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
@@ -224,13 +236,40 @@ class LayerRanges:
         return max(peak, 0)
 
     def _later_backward_peak(self, first: int, end: int, held_output_bytes: int, moved: Sequence[MovedLayer]) -> int:
-        """The peak of a backward without the layers, and the loss, behind its last layer with trained weights."""
+        """The peak of a backward from its first gradient of a weight on, in the last layer with trained weights."""
         last = self._last_trained[end - 1]
-        if moved or last == end - 1:
+        if moved:
             return self._backward_peak(first, end, held_output_bytes, moved)
         if last < first:
             return 0
-        return max(self._backward.over(first, last + 1) - self._saved[end] + held_output_bytes, 0)
+        of_others = held_output_bytes - self._saved[end]
+        peak = self._from_gradient(last, end, of_others, keeping=False)
+        if last > first:
+            peak = max(peak, self._backward.over(first, last) + of_others)
+        return max(peak, 0)
+
+    def _growing_backward_peak(self, first: int, end: int, held_output_bytes: int, moved: Sequence[MovedLayer]) -> int:
+        """The same if there are no gradients before, so that those of later layers and of the layer itself count."""
+        last = self._last_trained[end - 1]
+        if moved:
+            whole = self._gradients[end] - self._gradients[first]
+            return self._backward_peak(first, end, held_output_bytes, moved) + whole
+        if last < first:
+            return 0
+        of_others = held_output_bytes - self._saved[end]
+        peak = self._from_gradient(last, end, of_others, keeping=True)
+        if last > first:
+            peak = max(peak, self._growing.over(first, last) + self._gradients[end] + of_others)
+        return max(peak, 0)
+
+    def _from_gradient(self, at: int, end: int, of_others: int, *, keeping: bool) -> int:
+        """The peak of a layer's backward from its first gradient on, above what was alive when the stage's began.
+
+        ``of_others`` is what the stage's caller holds of the output, less all that the stage has saved.
+        """
+        layer, chained = self._chain[at], at < end - 1
+        peak = layer.gradient_peak_bytes(chained=chained, keeping=keeping)
+        return self._saved[at + 1] + layer.gradient_of_output_bytes + peak + of_others if chained else peak
 
 
 def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:

@@ -7,12 +7,13 @@ change, and neither does the part of a backward's transient bytes that is the la
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from fractions import Fraction
 
 from runner.profile import (
     BoundaryTensor,
     FillProfile,
+    GradientPeaks,
     LayerProfile,
     ModelProfile,
     Pairs,
@@ -69,8 +70,6 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
-        first_backward_bytes=_with_weight_gradient(layer.first_backward_bytes, layer, ratio, copies=2),
-        chained_first_backward_bytes=_with_weight_gradient(layer.chained_first_backward_bytes, layer, ratio, copies=2),
         handed_backward_bytes=tuple(
             (place, _with_weight_gradient(num_bytes, layer, ratio) or 0)
             for place, num_bytes in layer.handed_backward_bytes
@@ -78,6 +77,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         asking_bytes=_with_weight_gradient(layer.asking_bytes, layer, ratio) or 0,
         chained_asking_bytes=_with_weight_gradient(layer.chained_asking_bytes, layer, ratio) or 0,
         shared_peaks=_scaled_peaks(layer, ratio),
+        gradient_peaks=_scaled_gradient_peaks(layer, ratio),
         backward_made_bytes=_with_weight_gradient(layer.backward_made_bytes, layer, ratio),
         recomputation={
             name: replace(
@@ -120,6 +120,14 @@ def _scaled_peaks(layer: LayerProfile, ratio: Fraction) -> SharedPeaks | None:
     return SharedPeaks(*(_with_weight_gradient(peak, layer, ratio) or 0 for peak in peaks))
 
 
+def _scaled_gradient_peaks(layer: LayerProfile, ratio: Fraction) -> GradientPeaks | None:
+    known = layer.gradient_peaks
+    if known is None:
+        return None
+    peaks = astuple(known)
+    return GradientPeaks(*(_with_weight_gradient(peak, layer, ratio) or 0 for peak in peaks))
+
+
 def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfile:
     return replace(
         fill,
@@ -130,13 +138,11 @@ def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfil
     )
 
 
-def _with_weight_gradient(
-    transient: int | None, layer: LayerProfile, ratio: Fraction, *, copies: int = 1
-) -> int | None:
-    """Scale the peak of a backward, except for the gradients of the weights in it, and what they are added to."""
+def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fraction) -> int | None:
+    """Scale the peak of a backward, except for the gradient of the weights in it."""
     if transient is None:
         return None
-    fixed = min(copies * layer.gradient_bytes, transient)
+    fixed = layer.gradient_bytes if transient < 0 else min(layer.gradient_bytes, transient)
     return fixed + _bytes(transient - fixed, ratio)
 
 
