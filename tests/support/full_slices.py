@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-SLICES = 80
+SLICES = 160
 """Into how many slices ``commit`` divides the tests."""
 
 
