@@ -111,7 +111,10 @@ def gradient_peaks(
     Args:
         function, value, tracker: see :func:`backward_peak_bytes`.
         trained: all its trained weights.
-        own: those that no other layer uses; None is returned if there are none.
+        own: those that no other layer uses.
+
+    Returns:
+        the peaks; None if it has no weights of its own.
     """
 
     def peak(*, keeping: bool, chained: bool) -> int:
