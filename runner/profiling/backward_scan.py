@@ -111,7 +111,7 @@ def gradient_peaks(
     Args:
         function, value, tracker: see :func:`backward_peak_bytes`.
         trained: all its trained weights.
-        own: those that no other layer uses.
+        own: the trained weights that no other layer uses.
 
     Returns:
         the peaks; None if it has no weights of its own.
