@@ -120,6 +120,12 @@ def test_full_buckets_are_reduced_while_later_gradients_wait() -> None:
     assert second.gradients == max(100, 60 + 40, 20 + 40, 20 + 60) * 4
 
 
+def test_a_stage_without_trained_weights_reduces_nothing() -> None:
+    (figures,) = stage_figures(model([layer(gradient_bytes=0)] * 2), [(0, 1)])
+    sharing = ZeroSharing(1, 2, "none", "none", 4, 4, 2.0, 40, 1)
+    assert sharing.reduction_extra(figures).device == 0
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_counted_peaks_are_the_predicted_ones_of_every_rank(tmp_path: Path) -> None:

@@ -184,6 +184,8 @@ class ZeroSharing:
         them. Where it has parts of several weights, or for several replicas, a copy is reduced. A gradient that is
         larger than a bucket is reduced where it is.
         """
+        if not figures.gradient_bytes:
+            return 0
         if replica is None:
             return max(self._reduced_in_turn(figures, each) for each in range(self.replicas))
         room, part, width = self._bucket(figures), self._partition(figures), self.weight_width
