@@ -291,7 +291,7 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
-        gradient_peaks: peaks of its backward once it makes gradients; None = not known, or it trains no weight alone.
+        gradient_peaks: peaks of its backward once it makes gradients; None = not known, or other layers use one.
         handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
             although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
             in ``output``; empty for a layer that makes a single tensor.

@@ -75,10 +75,8 @@ class AlikeLayers:
     def _fresh_form(self, given: Sequence[Tensor], output: Any) -> _Form | None:
         """The form of an output of which each tensor has memory of its own; None if one has not."""
         tensors, nesting = flatten(output)
-        storages = [self._numbers.of(tensor) for tensor in tensors]
-        has_own = len({*storages, *map(self._numbers.of, given)}) == len(storages) + len(
-            {*map(self._numbers.of, given)}
-        )
+        storages, before = [self._numbers.of(each) for each in tensors], {self._numbers.of(each) for each in given}
+        has_own = len({*storages}) == len(storages) and before.isdisjoint(storages)
         if not has_own or any(self._tracker.counted_bytes(each) != each.nbytes for each in tensors):
             return None
         return _Form(

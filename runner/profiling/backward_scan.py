@@ -104,17 +104,12 @@ def gradient_peaks(
     value: Any,
     tracker: LiveTracker,
     trained: Sequence[nn.Parameter],
-    own: Sequence[nn.Parameter],
-) -> GradientPeaks | None:
+) -> GradientPeaks:
     """Run ``function`` forward and backward, and take the peaks from its first gradient of a weight on.
 
     Args:
         function, value, tracker: see :func:`backward_peak_bytes`.
-        trained: all its trained weights.
-        own: the trained weights that no other layer uses.
-
-    Returns:
-        the peaks; None if it has no weights of its own.
+        trained: its trained weights, which no other layer uses.
     """
 
     def peak(*, keeping: bool, chained: bool) -> int:
@@ -127,9 +122,9 @@ def gradient_peaks(
             begun = True
 
         with having_gradients(trained):
-            for parameter in own if keeping else ():
+            for parameter in trained if keeping else ():
                 parameter.grad = None
-            hooks = [parameter.register_hook(begin) for parameter in own]  # type: ignore[no-untyped-call]
+            hooks = [parameter.register_hook(begin) for parameter in trained]  # type: ignore[no-untyped-call]
             found = backward_peak_bytes(
                 whole_backward, function, value, tracker, at_its_end=not chained, may_be_less=True
             )
@@ -137,8 +132,6 @@ def gradient_peaks(
                 hook.remove()
         return found
 
-    if not own:
-        return None
     adding, chained_adding = (peak(keeping=False, chained=chained) for chained in (False, True))
     keeping, chained_keeping = (peak(keeping=True, chained=chained) for chained in (False, True))
     return GradientPeaks(adding, chained_adding, keeping, chained_keeping)

@@ -56,8 +56,7 @@ def profile_call(
     """
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    own_weights = [parameter for parameter in trained if all(parameter is not other for other in shared)]
-    of_gradients = gradient_peaks(function, value, tracker, trained, own_weights)
+    of_gradients = gradient_peaks(function, value, tracker, trained) if trained and not shared else None
     with having_gradients(trained):
         stopped = stopped_forward_bytes(function, value, tracker)
         chained = backward_peak_bytes(whole_backward, function, value, tracker)
