@@ -449,6 +449,33 @@ class MemoryTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What one micro-batch takes in a stage whose program decides in the run, found out on tensors without memory.
+
+    Args:
+        program: the stage's program, as ``repr`` writes it.
+        saved_bytes: what is alive after the forward, and was not before, with the stage's output. The last stage's
+            forward includes the loss.
+        forward_peak_bytes: the most of it while the forward runs.
+        backward_peak_bytes: the peak of the backward above what is alive when it begins. That includes the gradient of
+            the output; gradients of weights are there already.
+        later_backward_peak_bytes: the same from its first gradient of a weight on.
+        growing_backward_peak_bytes: the same if no gradients of weights are there before, so that they count.
+        backward_flops: FLOPs of the backward, with what runs again in it.
+        runs: whether the program can run. If not, more is needed at once than it may keep, and all else is 0.
+    """
+
+    program: str
+    saved_bytes: int = 0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    later_backward_peak_bytes: int = 0
+    growing_backward_peak_bytes: int = 0
+    backward_flops: float = 0.0
+    runs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
 
@@ -471,6 +498,7 @@ class ModelProfile:
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
+        rehearsals: what is known of programs that decide in the run.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -489,6 +517,7 @@ class ModelProfile:
     sample_shapes: tuple[tuple[int, ...], ...] = ()
     compression_seconds_per_byte: float = 0.0
     cast_bytes: int = 0
+    rehearsals: tuple[Rehearsal, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -508,6 +537,7 @@ def profile_from_json(text: str) -> ModelProfile:
     shared = tuple(map(_shared, document.pop("shared", ())))
     trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
+    document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
 

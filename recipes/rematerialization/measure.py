@@ -17,10 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.errors import RequestError
 from runner.memory.apply.install import install
 from runner.memory.apply.operators import InPlaceError
+from runner.memory.apply.rehearse import rehearse_stage
 from runner.memory.solve.graph.evicting import SCORES
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth, forwards
-from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain
+from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain, StageProgram
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
 from runner.model.seeds import mix_seed, seed_torch
@@ -180,8 +181,17 @@ class _Bench:
             found.append(perf_counter() - began)
         return median(found[1:])
 
+    def _rehearsed(self, program: Program) -> StageChain:
+        """The chain, with what a rehearsal tells of a program that decides in the run."""
+        if not isinstance(program, StageProgram) or not program.wants_rehearsal:
+            return self.chain
+        task = self._task
+        others = layers_of(task.build(), 0)  # its running statistics change
+        known = rehearse_stage(others, *task.batch, task.loss, program)
+        return replace(self.chain, profile=replace(self.chain.profile, rehearsals=(known,)))
+
     def _measured(self, program: Program) -> dict[str, int | float]:
-        predicted, flops, _ = program_cost(self.chain, program)
+        predicted, flops, _ = program_cost(self._rehearsed(program), program)
         plain_flops = program_cost(self.chain, self._whole).seconds
         run = _run(self._stage, self._task, program)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):

@@ -181,6 +181,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
         raise_problems(planned_problems(config))
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
         with_checkpoint(config)
+    from runner.memory.apply.rehearse import rehearse
     from runner.model.device import device_memory_bytes
     from runner.plan.cores import num_cores
     from runner.plan.make import make_plan
@@ -194,6 +195,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
         device_memory_bytes=device,
         cores=num_cores(),
         profile_of=profile_model,
+        rehearse=rehearse,
         suggest=alone,
     )
     return replace(made, advice=(*notes, *made.advice)) if notes else made

@@ -11,6 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import raise_problems
 from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.values import StageProgram
 from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
@@ -37,13 +38,17 @@ from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
-from runner.profile import ModelProfile
+from runner.profile import ModelProfile, Rehearsal
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["make_plan", "plan_problems"]
 
+Rehearse = Callable[[RunConfig, Sequence[StageProgram], int], Sequence[Rehearsal]]
+"""Rehearses programs of stages; see :func:`runner.memory.apply.rehearse.rehearse`."""
+
+_REHEARSALS = 40  # plans with one more rehearsal of each stage; a policy has fewer programs
 _SHORTEST_WAIT = 1e-9  # seconds; less is the rounding of sums
 
 
@@ -58,6 +63,7 @@ def make_plan(
     device_memory_bytes: int | None = None,
     cores: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
+    rehearse: Rehearse | None = None,
     suggest: bool = False,
 ) -> RunPlan:
     """Make the plan of a request: check it, partition the model, and predict memory and time.
@@ -72,6 +78,8 @@ def make_plan(
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
         cores: cores of this machine that the ranks of a local run may use; default: as many as they need.
         profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
+        rehearse: runs programs that decide in the run what they keep, on tensors without memory; without it and without
+            a profile that knows them, what they take is a bound.
         suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
 
     Returns:
@@ -82,7 +90,7 @@ def make_plan(
     """
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes, cores)
-        return _make(config, profile, machine, schedule, stage_seconds, profile_of, suggest=suggest)
+        return _make(config, profile, machine, schedule, stage_seconds, profile_of, rehearse, suggest=suggest)
 
 
 @contextmanager
@@ -104,11 +112,17 @@ def _make(
     chosen: Schedule | None,
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
+    rehearse: Rehearse | None,
     *,
     suggest: bool,
 ) -> RunPlan:
     _refuse(config, profile)
-    plan = _with_arenas(_planned(config, profile, machine, chosen, stage_seconds), config)
+    plan = _planned(config, profile, machine, chosen, stage_seconds)
+    if rehearse is not None:
+        plan = _rehearsed(plan, config, rehearse, lambda known: _planned(config, known, machine, chosen, stage_seconds))
+        if plan.profile.samples == profile.samples:
+            profile = replace(profile, rehearsals=plan.profile.rehearsals)
+    plan = _with_arenas(plan, config)
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
@@ -124,6 +138,25 @@ def _make(
         best = best_override(plan, config, replan, measures_threads=times)
     reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
     return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)
+
+
+def _rehearsed(
+    plan: RunPlan, config: RunConfig, rehearse: Rehearse, again: Callable[[ModelProfile], RunPlan]
+) -> RunPlan:
+    """The plan with rehearsals of its programs that decide in the run.
+
+    What is known of a program may make another one the fastest that fits, which is then rehearsed, too.
+    """
+    for _ in range(_REHEARSALS):
+        profile = plan.profile
+        names = {each.program for each in profile.rehearsals}
+        programs = [each for each in plan.activations.stages if isinstance(each, StageProgram) and each.wants_rehearsal]
+        unknown = [each for each in programs if repr(each) not in names]
+        found = rehearse(config, unknown, profile.samples) if unknown else ()
+        if not found:
+            break
+        plan = again(replace(profile, rehearsals=(*profile.rehearsals, *found)))
+    return plan
 
 
 def _with_arenas(plan: RunPlan, config: RunConfig) -> RunPlan:

@@ -52,7 +52,7 @@ from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 
-__all__ = ["dtype_of", "profile_layers", "profile_model", "trace_of"]
+__all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "trace_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +192,14 @@ def _own_state_ratio(config: RunConfig) -> float | None:
 
 
 @contextmanager
-def _faked(
+def faked(
     config: RunConfig, inputs: Any, targets: Any, *, by_values: bool = True
 ) -> Iterator[tuple[LoadedModel, Any, Any]]:
     """The model and a micro-batch without memory, computed as on the device that is planned for.
 
     Args:
+        config: the request.
+        inputs, targets: a real micro-batch.
         by_values: whether sizes may depend on values of tensors, for which torch imports a whole compiler.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -232,7 +234,7 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
 
 
 def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool) -> ModelProfile:
-    with _faked(config, inputs, targets, by_values=by_values) as (model, fake_inputs, fake_targets):
+    with faked(config, inputs, targets, by_values=by_values) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
         profile = profile_layers(
@@ -244,7 +246,7 @@ def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: b
 
 def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
     """Record what a micro-batch allocates, on fake tensors. Raises any error of the model's code on fake tensors."""
-    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+    with faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         return trace_memory(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
 
@@ -334,7 +336,7 @@ def profile_layers(
                 states += profiler.state_bytes(module, tied)
                 row = replace(row, fills=profiler.fills(module, tied, function, before))
             rows.append(replace(row, optimizer_bytes=states))
-        lose = partial(_checked_loss, loss, targets, samples)
+        lose = partial(checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)
     return ModelProfile(
@@ -353,7 +355,7 @@ def profile_layers(
     )
 
 
-def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
+def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
     """The loss as a sum over samples; it must have a gradient."""
     total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
     if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):

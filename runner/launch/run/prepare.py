@@ -55,6 +55,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
+    from runner.memory.apply.rehearse import rehearse
     from runner.model.compiled import compile_problems
     from runner.model.device import device_memory_bytes, device_type
     from runner.model.pretrained.check import pretrained_problems
@@ -72,7 +73,9 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     _check_epochs(config)
     profile = profile_model(config)
     device = device_memory_bytes(config)
-    plan = make_plan(config, profile, device_memory_bytes=device, cores=num_cores(), profile_of=profile_model)
+    plan = make_plan(
+        config, profile, device_memory_bytes=device, cores=num_cores(), profile_of=profile_model, rehearse=rehearse
+    )
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
@@ -146,6 +149,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
+    from runner.memory.apply.rehearse import rehearse
     from runner.model.pretrained.check import pretrained_problems
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
@@ -153,7 +157,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
     raise_problems(pretrained_problems(config))
-    plan = make_plan(config, profile_model(config), profile_of=profile_model)
+    plan = make_plan(config, profile_model(config), profile_of=profile_model, rehearse=rehearse)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
 

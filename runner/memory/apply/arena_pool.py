@@ -33,6 +33,11 @@ class ArenaPool(Pool):
         self.arena: Arena[Value] = Arena(program.pool_bytes)
         self._cost, self._num_placed = 0.0, 0  # of all values that were placed so far, and their bytes
 
+    def begin(self) -> None:
+        """See :class:`runner.memory.apply.evicting.Pool`."""
+        super().begin()
+        self._cost, self._num_placed = 0.0, 0
+
     def take(self, value: Value) -> None:
         """See :class:`runner.memory.apply.evicting.Pool`; a place is made for it."""
         dear = value.operator.cost * self._num_placed > self._cost * value.num_bytes

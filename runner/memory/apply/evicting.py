@@ -24,9 +24,13 @@ from runner.memory.apply.operators import Operator, Place, Recorder, Value
 from runner.memory.solve.evicting import EvictingProgram
 from runner.model.layers import Part, StageModule
 
-__all__ = ["Evicting", "Pool", "install_evicting"]
+__all__ = ["Evicting", "NoRoomError", "Pool", "install_evicting"]
 
 _HELD = 3  # saved tensors of one backward that are not dropped as long as there are others
+
+
+class NoRoomError(RuntimeError):
+    """More saved tensors are needed at once than a pool may keep."""
 
 
 def install_evicting(stage: StageModule, program: EvictingProgram) -> None:
@@ -106,10 +110,16 @@ class Pool:
     def admit(self, value: Value, tensor: Tensor) -> None:
         """Keep a value that autograd saves."""
         if value.tensor is None:
+            if not self._kept:
+                self.begin()
             self._keep(value, tensor)
             self.clock += value.operator.cost
             value.last_use = self.clock
             self.make_room(0, needed=value)
+
+    def begin(self) -> None:
+        """Begin with an empty pool as if nothing had been in it, so that every micro-batch alone is treated alike."""
+        self.clock = 0.0
 
     def bring(self, value: Value) -> Tensor:
         """A tensor with the value's storage."""
@@ -159,9 +169,9 @@ class Pool:
         free = (value for value in self._kept if not self._uses[value] and value is not needed)
         return [value for value in free if held or weakref.ref(value) not in self._brought]
 
-    def no_room(self, num_bytes: int) -> RuntimeError:
+    def no_room(self, num_bytes: int) -> NoRoomError:
         """The error that there is no room for so many bytes besides."""
-        return RuntimeError(
+        return NoRoomError(
             f"{self._num_bytes + num_bytes} bytes of saved tensors are needed at once, and memory_limit leaves "
             f"{self._limit} to them: give more memory, or use another activation_checkpoint"
         )

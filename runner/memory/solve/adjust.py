@@ -28,8 +28,8 @@ from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, re
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.undivided import BEHIND_HOOKS, beside_callers, undivided_peaks, whole_peaks, with_undivided
-from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
-from runner.profile import GradientPeaks, LayerProfile, ModelProfile
+from runner.memory.solve.values import ActivationPlan, ChainProgram, PlainStage, Program, Segment, StageProgram
+from runner.profile import GradientPeaks, LayerProfile, ModelProfile, Rehearsal
 
 __all__ = ["adjusted", "host_bytes"]
 
@@ -53,7 +53,11 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan, *, divides: bool = Tru
         before = profile.layers[first - 1] if first else None
         own_loss = loss if is_last else None
         shared = SharedGradients(len(chain) + (own_loss is not None), profile.shared, first)
-        made = _rows(before, chain, own_loss, program, shared, plan, divides=divides)
+        if isinstance(program, StageProgram):
+            assert not plan.to_host  # a rule refuses it
+            made = _rows_of_its_own(before, chain, own_loss, program, shared, profile.rehearsals, divides=divides)
+        else:
+            made = _rows(before, chain, own_loss, program, shared, plan, divides=divides)
         if is_last:
             loss = made.pop()
         rows += made
@@ -64,25 +68,36 @@ def _rows(
     before: LayerProfile | None,
     chain: list[LayerProfile],
     loss: LayerProfile | None,
-    program: Program,
+    program: ChainProgram,
     shared: SharedGradients,
     plan: ActivationPlan,
     *,
     divides: bool,
 ) -> list[LayerProfile]:
     """The rows of a stage under its program, and that of the loss if the stage is the last."""
-    if isinstance(program, StageProgram):
-        assert not plan.to_host  # a rule refuses it
-        whole = (Segment(program.first, program.last),)
-
-        def kept() -> list[LayerProfile]:
-            return _Stage(before, chain, loss, whole, shared, divides=divides).rows()
-
-        return program.rows(PlainStage(before, chain, loss, shared, kept))
     stage = _Stage(before, chain, loss, program, shared, behind_hooks=plan.to_host, divides=divides)
     made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
     leaves = plan.to_host and plan.host_apart
     return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if leaves else made
+
+
+def _rows_of_its_own(
+    before: LayerProfile | None,
+    chain: list[LayerProfile],
+    loss: LayerProfile | None,
+    program: StageProgram,
+    shared: SharedGradients,
+    rehearsals: Sequence[Rehearsal],
+    *,
+    divides: bool,
+) -> list[LayerProfile]:
+    """The same as :func:`_rows` for a program that makes them itself."""
+    whole = (Segment(program.first, program.last),)
+
+    def kept() -> list[LayerProfile]:
+        return _Stage(before, chain, loss, whole, shared, divides=divides).rows()
+
+    return program.rows(PlainStage(before, chain, loss, shared, kept, rehearsals))
 
 
 def host_bytes(before: ModelProfile, program: Program) -> int:

@@ -4,6 +4,9 @@ Which tensors are dropped is decided in the run. The rows say that each layer ke
 that all together are the pool. The stage's output is not in it, because its caller holds it until the backward is over.
 While a layer runs forward, what it needs and makes may be in the pool or not, and both are counted; while it runs
 backward, the pool may be full, as others come back into what it frees. So the peak is a bound.
+
+Where one micro-batch at a time is in the pool, a rehearsal tells the peak exactly: see
+:class:`runner.profile.Rehearsal`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import ClassVar, NamedTuple
 
 from runner.memory.solve.undivided import undivided_peaks, with_undivided
 from runner.memory.solve.values import PlainStage, StageProgram
-from runner.profile import LayerProfile
+from runner.profile import GradientPeaks, LayerProfile, Rehearsal
 
 __all__ = ["EvictingProgram"]
 
@@ -46,9 +49,72 @@ class EvictingProgram(StageProgram):
         """See :class:`runner.memory.solve.values.StageProgram`."""
         return len(self.again) + sum(self.again)
 
+    @property
+    def wants_rehearsal(self) -> bool:
+        """See :class:`runner.memory.solve.values.StageProgram`."""
+        return self.in_flight == 1
+
     def rows(self, stage: PlainStage) -> list[LayerProfile]:
         """See :class:`runner.memory.solve.values.StageProgram`."""
+        own = repr(self) if stage.rehearsals else ""
+        for each in stage.rehearsals:
+            if each.program == own:
+                plain = stage.adjusted()
+                return _rehearsed_rows(plain, len(self.again), each) if each.runs else _rows_of_no_use(plain)
         return _evicting_rows(stage.adjusted(), self)
+
+
+def _rows_of_no_use(plain: Sequence[LayerProfile]) -> list[LayerProfile]:
+    """The rows of a program that cannot run: more memory and time than if everything is kept, so that it is not chosen.
+
+    Args:
+        plain: the rows if everything is kept.
+    """
+    first = replace(plain[0], saved_bytes=plain[0].saved_bytes + 1)
+    return [replace(row, backward_seconds=2 * row.backward_seconds) for row in (first, *plain[1:])]
+
+
+def _rehearsed_rows(plain: Sequence[LayerProfile], count: int, known: Rehearsal) -> list[LayerProfile]:
+    """The rows of a stage that was rehearsed as a whole: all that is saved is in the first one, as if it came first.
+
+    Any layer may be the one at the peak. In the rows from the last trained layer on, which makes the first gradients of
+    weights, there is the peak of the whole stage; those before have none.
+
+    Args:
+        plain: the rows if everything is kept, with that of the loss if there is one.
+        count: the number of layers.
+        known: what was found out.
+    """
+    output = _held_output(plain[-1]) if len(plain) == count else 0
+    peak, gradients = known.backward_peak_bytes, sum(row.gradient_bytes for row in plain)
+    later, growing = known.later_backward_peak_bytes, known.growing_backward_peak_bytes
+    if any(row.shared_peaks is not None for row in plain):  # gradients of other stages may be there, or come first
+        later, growing = peak, peak + gradients
+    first_in_backward = max((at for at, row in enumerate(plain) if row.gradient_bytes), default=0)
+    flops = sum(row.forward_flops for row in plain)
+    again = (known.backward_flops - sum(row.backward_flops for row in plain)) / flops if flops else 0.0
+    rows = []
+    for at, row in enumerate(plain):
+        inner, peaks = -known.saved_bytes, None
+        if at >= first_in_backward:
+            inner, peaks = peak - output, GradientPeaks(later, later - output, growing, growing - output)
+        of_weights, waiting = row.split_seconds[1], undivided_peaks(row).waiting
+        made = replace(
+            row,
+            saved_bytes=0 if at else known.saved_bytes,
+            forward_transient_bytes=known.forward_peak_bytes - known.saved_bytes,
+            backward_transient_bytes=peak,
+            chained_backward_bytes=inner,
+            gradient_peaks=peaks,
+            output_gradient_bytes=0 if at < len(plain) - 1 else row.output_gradient_bytes,
+            held_output_bytes=output if at == count - 1 else 0,
+            pending_output_bytes=0,
+            backward_flops=row.backward_flops + again * row.forward_flops,
+            backward_seconds=row.backward_seconds + again * row.forward_seconds,
+            weight_gradient_seconds=of_weights,
+        )
+        rows.append(with_undivided(made, waiting, peak + gradients, inner + gradients))
+    return rows
 
 
 def _evicting_rows(plain: Sequence[LayerProfile], program: EvictingProgram) -> list[LayerProfile]:

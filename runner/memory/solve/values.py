@@ -9,12 +9,12 @@ says itself what it costs and what installs it. A :class:`GraphProgram` runs sin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from runner.memory.solve.shared_weights import SharedGradients
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile, Rehearsal
 
 __all__ = [
     "ActivationPlan",
@@ -178,6 +178,7 @@ class PlainStage:
         loss: the loss if the stage is the last.
         shared: the gradients of weights that several of the layers share.
         adjusted: makes the rows of the layers, and that of the loss if there is one, if everything is kept.
+        rehearsals: what is known of programs that decide in the run.
     """
 
     before: LayerProfile | None
@@ -185,6 +186,7 @@ class PlainStage:
     loss: LayerProfile | None
     shared: SharedGradients
     adjusted: Callable[[], list[LayerProfile]]
+    rehearsals: Sequence[Rehearsal] = ()
 
 
 class StageProgram(ABC):
@@ -200,6 +202,11 @@ class StageProgram(ABC):
     first: int
     last: int
     installer: ClassVar[str]
+
+    @property
+    def wants_rehearsal(self) -> bool:
+        """Whether the run decides what is kept, so that only a run on tensors without memory tells what it takes."""
+        return False
 
     @property
     @abstractmethod

@@ -42,6 +42,7 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         target_bytes=_bytes(profile.target_bytes, ratio),
         cast_bytes=_bytes(profile.cast_bytes, ratio),
         trace=None,  # it cannot be scaled, because only some of its tensors grow with the samples
+        rehearsals=(),
     )
 
 

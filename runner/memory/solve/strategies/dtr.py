@@ -2,7 +2,8 @@
 
 The same greedy decisions are made at one of two moments. Beforehand, for the layers of a stage and in falling parts of
 its plain peak: peaks and seconds are predicted, and nothing watches operators in a run. Or ``online``, for operators
-while they run, as the authors do it: within layers, too, but the plan knows only the size of the pool.
+while they run, as the authors do it, within layers, too. The plan then chooses by bounds, which follow from the size of
+the pool, and rehearses what it has chosen.
 
 Source: Kirisame et al. 2021, Dynamic Tensor Rematerialization.
 """
