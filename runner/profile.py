@@ -388,6 +388,14 @@ class LayerProfile:
         """Bytes of the gradient of its output, or the largest possible value if not known."""
         return self.output_bytes if self.output_gradient_bytes is None else self.output_gradient_bytes
 
+    def with_backward(self, alone: int, chained: int | None = None) -> LayerProfile:
+        """The row with another backward, of which only these peaks are known; others are then taken from them.
+
+        Args:
+            alone, chained: see ``backward_transient_bytes`` and ``chained_backward_bytes``.
+        """
+        return replace(self, backward_transient_bytes=alone, chained_backward_bytes=chained, gradient_peaks=None)
+
     def gradient_peak_bytes(self, *, chained: bool, keeping: bool) -> int:
         """Peak of its backward from its first gradient of a weight on, or a bound if that is not known.
 

@@ -183,13 +183,10 @@ def _spared(profile: ModelProfile) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _row(row: LayerProfile, forward: int, backward: int, chained: int, unit: WeightUnit | None) -> LayerProfile:
-    inner, split, unsaved = row.chained_backward_bytes, row.split, row.unsaved_forward_bytes
+    split, unsaved = row.split, row.unsaved_forward_bytes
     made = replace(
-        row,
+        row.with_backward(row.backward_transient_bytes + backward, row.inner_backward_bytes + chained),
         forward_transient_bytes=row.forward_transient_bytes + forward,
-        backward_transient_bytes=row.backward_transient_bytes + backward,
-        chained_backward_bytes=row.backward_transient_bytes + chained if inner is None else inner + chained,
-        gradient_peaks=None,
         unsaved_forward_bytes=None if unsaved is None else unsaved + forward,
         split=None if split is None else split.with_more(backward),
     )

@@ -283,12 +283,9 @@ def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
         fetched = gone + tensors.counted_before_bytes(stage.start_of(at), at)
         left.append(
             replace(
-                row,
+                row.with_backward(row.backward_transient_bytes + fetched),
                 saved_bytes=stays,
                 forward_transient_bytes=row.forward_transient_bytes + gone + tensors.counted_before_bytes(at, at),
-                backward_transient_bytes=row.backward_transient_bytes + fetched,
-                chained_backward_bytes=None,
-                gradient_peaks=None,
                 split=None if split is None else replace(split.with_more(fetched), chained_transient_bytes=None),
             )
         )

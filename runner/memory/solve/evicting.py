@@ -188,13 +188,11 @@ def _row(plain: LayerProfile, room: _Room, forward_peak: int, again: int) -> Lay
         made = plain.backward_transient_bytes + plain.saved_bytes  # at most all that it saves is freed before the peak
     of_all = made + plain.gradient_bytes  # I makes the gradients of all weights
     more, held, saved = again * plain.forward_seconds, plain.held_output_bytes, room.until - room.before
+    peaks = (room.backward(own, made) for own in (plain.backward_transient_bytes, plain.inner_backward_bytes))
     row = replace(
-        plain,
+        plain.with_backward(*peaks),
         saved_bytes=saved + room.output,
         forward_transient_bytes=forward_peak - room.until - room.output,
-        backward_transient_bytes=room.backward(plain.backward_transient_bytes, made),
-        chained_backward_bytes=room.backward(plain.inner_backward_bytes, made),
-        gradient_peaks=None,
         held_output_bytes=room.output or min(saved, plain.output_bytes if held is None else held),
         backward_flops=plain.backward_flops + again * plain.forward_flops,
         backward_seconds=plain.backward_seconds + more,

@@ -63,14 +63,12 @@ def _merged(rows: Sequence[LayerProfile]) -> LayerProfile:
         unsaved = max(unsaved, row.unsaved_forward_bytes or alone)
         backward = max(backward, kept + row.gradient_of_output_bytes + row.inner_backward_bytes)
         before = kept
+    peak = backward - before - rows[-1].gradient_of_output_bytes
     return replace(
-        rows[-1],
+        rows[-1].with_backward(peak, peak),
         saved_bytes=before,
         forward_transient_bytes=forward - before,
         unsaved_forward_bytes=unsaved + max(row.output_bytes for row in rows[:-1] or rows),
-        backward_transient_bytes=backward - before - rows[-1].gradient_of_output_bytes,
-        chained_backward_bytes=backward - before - rows[-1].gradient_of_output_bytes,
-        gradient_peaks=None,
         forward_flops=sum(row.forward_flops for row in rows),
         backward_flops=sum(row.backward_flops for row in rows),
         forward_seconds=sum(row.forward_seconds for row in rows),

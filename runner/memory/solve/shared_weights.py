@@ -66,10 +66,7 @@ class SharedGradients:
             of_i = self._adding(at, layer, chained)
         made = layer.backward_made_bytes
         return replace(
-            layer,
-            backward_transient_bytes=alone,
-            chained_backward_bytes=chained,
-            gradient_peaks=None,
+            layer.with_backward(alone, chained),
             handed_backward_bytes=(),  # they are measured without other users of the weights
             backward_made_bytes=None if made is None else made + max(0, chained - layer.inner_backward_bytes),
             split=None if of_i is None else replace(of_i, made_bytes=2 * self._largest[at]),

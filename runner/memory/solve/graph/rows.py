@@ -91,12 +91,9 @@ class _Play:
             behind = sum(saved) - so_far - own_gradient - (0 if self._loss is not None else self._leaving_bytes())
             behind = 0 if self._is_end(at) else behind
             changed = replace(
-                row,
+                row.with_backward(backward[at] + behind + self._shared.behind(at)),
                 saved_bytes=saved[at],
                 forward_transient_bytes=forward[at] - so_far,
-                backward_transient_bytes=backward[at] + behind + self._shared.behind(at),
-                chained_backward_bytes=None,
-                gradient_peaks=None,
                 output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
                 held_output_bytes=None if held == layer.output_bytes else held,
                 pending_output_bytes=self._tensors.pending_output_bytes(at),
