@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from full_slices import SLICES, Slice, read_slice
 from skips import reasons, unexpected
+from slow_tests import slow_files
 
 _ALL_BUT_FULL = "not full"
 _LONGEST = 900  # seconds
@@ -80,12 +81,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark parts of whole matrices as slow, too, and leave the full tests of other slices out.
+    """Mark as slow what takes long and parts of whole matrices, and leave the full tests of other slices out.
 
     ``-m "not slow"`` replaces the default, which leaves what is full out.
     """
+    slow = slow_files()
     for item in items:
-        if item.get_closest_marker("full"):
+        if item.get_closest_marker("full") or item.nodeid.partition("::")[0].removeprefix("tests/") in slow:
             item.add_marker("slow")
     asked = config.getoption("--full-slice")
     if asked is not None:

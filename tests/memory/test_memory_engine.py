@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import covering
 from layouts import make_engine, part_of, train_in_threads, uniform
 from plan_profiles import layer
 from plan_profiles import model as profile_of
@@ -277,9 +278,10 @@ def measured_and_predicted(policy: str, pipeline: int, dropout: float) -> tuple[
     return run_ranks(pipeline, run), predicted
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("pipeline", [1, 2])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("dropout", "pipeline", "policy"),
+    covering({"dropout": [0.0, 0.1], "pipeline": [1, 2], "policy": POLICIES}, strength=2),
+)
 def test_the_measured_peak_is_the_predicted_one(policy: str, pipeline: int, dropout: float) -> None:
     measured, predicted = measured_and_predicted(policy, pipeline, dropout)
     for found, expected in zip(measured, predicted, strict=True):

@@ -8,7 +8,8 @@ from itertools import cycle
 
 import pytest
 import torch
-from test_offload_choice import ASKED
+from covering import covering
+from test_offload_choice import CHOOSING
 from test_offload_moves import CASES, SCALARS, STEPS, Ran, run
 
 from runner.memory.solve.offload import Offload, chain_program
@@ -53,17 +54,21 @@ def kept(case: str, pipeline: int, schedule: str) -> Ran:
     return run(case, None, pipeline=pipeline, schedule=schedule)
 
 
-@pytest.mark.parametrize("offload", [*ASKED, pytest.param(Offload("mixed", mixed), id="mixed")])
-@pytest.mark.parametrize(("pipeline", "schedule"), [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1")])
-@pytest.mark.parametrize("case", CASES)
-def test_chosen_moves_change_no_bit_and_keep_to_their_plan(
-    case: str, pipeline: int, schedule: str, offload: Offload
-) -> None:
+OFFLOADS = {each.name: each for each in (*CHOOSING, Offload("mixed", mixed))}
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "name"),
+    covering({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}, strength=2),
+)
+def test_chosen_moves_change_no_bit_and_keep_to_their_plan(case: str, layout: str, name: str) -> None:
+    (schedule, ranks), offload = layout.split(), OFFLOADS[name]
+    pipeline = int(ranks)
     plain = kept(case, pipeline, schedule)
     asked = offload if offload.candidates is None else under(offload, 0.5)
     found = run(case, asked, pipeline=pipeline, schedule=schedule)
     assert found.losses == plain.losses
-    assert [name for name in plain.weights if not torch.equal(plain.weights[name], found.weights[name])] == []
+    assert [each for each in plain.weights if not torch.equal(plain.weights[each], found.weights[each])] == []
     assert found.moved == [STEPS * each for each in found.planned]
     assert found.left == [[0] * STEPS] * pipeline
     assert all(held <= most for held, most in zip(found.held, found.capacity, strict=True))

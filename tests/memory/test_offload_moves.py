@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import covering
 from layouts import make_engine, part_of, uniform
 from torch import Tensor, nn
 
@@ -195,24 +196,29 @@ def run(
 LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]
 
 
-@pytest.mark.parametrize("offload", [OFFLOADS["async"], OFFLOADS["vdnn_all"], EVERY_SECOND], ids=lambda one: one.name)
-@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
-def test_bits_are_those_of_a_run_that_moves_nothing(case: str, pipeline: int, schedule: str, offload: Offload) -> None:
+MOVING = {each.name: each for each in (OFFLOADS["async"], OFFLOADS["vdnn_all"], EVERY_SECOND)}
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "name"), covering({"case": CASES, "layout": LAYOUTS, "name": MOVING}, strength=2)
+)
+def test_bits_are_those_of_a_run_that_moves_nothing(case: str, layout: tuple[int, str], name: str) -> None:
+    (pipeline, schedule), offload = layout, MOVING[name]
     plain = run(case, None, pipeline=pipeline, schedule=schedule)
     moved = run(case, offload, pipeline=pipeline, schedule=schedule)
     assert plain.moved == [0] * pipeline
     assert moved.losses == plain.losses
-    assert [name for name in plain.weights if not torch.equal(plain.weights[name], moved.weights[name])] == []
+    assert [each for each in plain.weights if not torch.equal(plain.weights[each], moved.weights[each])] == []
     assert sum(moved.planned) > 0
     assert moved.moved == [STEPS * each for each in moved.planned]
     assert moved.left == [[0] * STEPS] * pipeline
     assert all(held <= most for held, most in zip(moved.held, moved.capacity, strict=True))
 
 
-@pytest.mark.parametrize("policy", ["full", "periodic", "manual"])
-@pytest.mark.parametrize("pipeline", [1, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("policy", "pipeline", "case"),
+    covering({"policy": ["full", "periodic", "manual"], "pipeline": [1, 2], "case": CASES}, strength=2),
+)
 def test_what_is_computed_again_moves_its_input_alone(case: str, pipeline: int, policy: str) -> None:
     plain = run(case, None, pipeline=pipeline)
     moved = run(case, OFFLOADS["async"], pipeline=pipeline, policy=policy)
@@ -241,12 +247,12 @@ def test_microbatches_of_unequal_size_fit_into_the_pool() -> None:
     assert all(found < STEPS * planned for found, planned in zip(moved.moved, moved.planned, strict=True))
 
 
-@pytest.mark.parametrize("link", [None, SlowLink(0.002)], ids=["fast", "slow"])
-@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
-def test_the_peak_of_the_device_is_less_and_within_the_plan(
-    case: str, pipeline: int, schedule: str, link: SlowLink | None
-) -> None:
+@pytest.mark.parametrize(
+    ("speed", "layout", "case"),
+    covering({"speed": ["fast", "slow"], "layout": LAYOUTS, "case": CASES}, strength=2),
+)
+def test_the_peak_of_the_device_is_less_and_within_the_plan(case: str, layout: tuple[int, str], speed: str) -> None:
+    (pipeline, schedule), link = layout, SlowLink(0.002) if speed == "slow" else None
     plain = run(case, None, pipeline=pipeline, schedule=schedule, samples=16 * COUNT)
     moved = run(case, OFFLOADS["async"], pipeline=pipeline, schedule=schedule, samples=16 * COUNT, link=link)
     assert all(found <= most + SCALARS for found, most in zip(moved.peak, moved.predicted, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ _FULL = (pytest.mark.full, pytest.mark.slow)
 
 
 def covering(
-    factors: Mapping[str, Sequence[object]],
+    factors: Mapping[str, Collection[object]],
     strength: int = 3,
     seed: int = 0,
     allowed: Callable[..., bool] = lambda *values: True,
