@@ -13,7 +13,9 @@ from test_graph_programs import TASKS, Bench, bench, plain, refused
 from test_memory_engine import CASES, COUNT
 from torch import Tensor, nn
 
+from runner.memory.apply import evicting
 from runner.memory.apply.install import install
+from runner.memory.apply.operators import Value
 from runner.memory.solve.evicting import EvictingProgram
 from runner.memory.solve.graph.evicting import SCORES
 from runner.memory.solve.strategies import STRATEGIES
@@ -65,6 +67,25 @@ def test_a_smaller_pool_takes_less_memory() -> None:
     peaks = [ran(of, program)[0] for program in programs(of)[::6]]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < 0.8 * plain("ResNet").peak
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_costs_around_a_value_are_those_counted_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept until something around the value changes."""
+    kept, asked = evicting.Pool.cost_around, []
+
+    def checked(pool: evicting.Pool, value: Value) -> float:
+        found = kept(pool, value)
+        known, pool._costs = pool._costs, {}
+        asked.append((found, kept(pool, value)))
+        pool._costs = known
+        return found
+
+    monkeypatch.setattr(evicting.Pool, "cost_around", checked)
+    for program in programs(bench(name))[::9]:
+        ran(bench(name), program)
+    assert len(asked) > 100
+    assert [pair for pair in asked if pair[0] != pair[1]] == []
 
 
 def test_random_numbers_are_those_of_the_first_run_where_nobody_seeds() -> None:

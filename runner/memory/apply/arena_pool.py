@@ -53,6 +53,8 @@ class ArenaPool(Pool):
 
     def make_room(self, num_bytes: int, *, needed: Value | None = None) -> None:
         """See :class:`runner.memory.apply.evicting.Pool`; the room is in one piece."""
+        if not num_bytes:  # what is kept has its places
+            return
         for held in (False, True):
             costs = {value: self.score(value) * value.num_bytes for value in self.free(needed, held=held)}
             found = self.arena.window(num_bytes, costs.get)

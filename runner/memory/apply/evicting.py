@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,7 +52,8 @@ class Evicting:
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
             return run(value)
-        recorder, pool = Recorder(self._stage.buffers()), self._pool
+        pool = self._pool
+        recorder = Recorder(self._stage.buffers(), pool.changed)
 
         def pack(tensor: Tensor) -> _Slot | Tensor:
             place = recorder.place_of(tensor)
@@ -105,6 +106,7 @@ class Pool:
         self._kept: set[Value] = set()
         self._num_bytes = 0  # of what is kept, and of what is made on the way
         self._uses = Counter[Value]()  # operators that will run again now, by input
+        self._costs: dict[Value, float] = {}  # see :meth:`cost_around`
         self._brought = deque[weakref.ref[Value]](maxlen=_HELD)  # what a backward that runs now may hold
 
     def admit(self, value: Value, tensor: Tensor) -> None:
@@ -136,12 +138,14 @@ class Pool:
             self._kept.discard(value)
             self.give_back(value)
             value.tensor = None
+        self.changed(value)
 
     def leave_to_caller(self, value: Value, tensor: Tensor) -> None:
         """Note that the caller holds a value until the backward is over, so that to drop it would free nothing."""
         self.drop(value)
         if value.slots:  # otherwise no saved tensor says how long the caller has it
             value.tensor = tensor.detach()
+            self.changed(value)
 
     def take(self, value: Value) -> None:
         """Count the bytes of a value that is there from now on."""
@@ -153,6 +157,7 @@ class Pool:
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.tensor = tensor.detach()
+        self.changed(value)
         self._kept.add(value)
         self.take(value)
 
@@ -179,6 +184,22 @@ class Pool:
     def score(self, value: Value) -> float:
         """A value's score, of which the least is dropped."""
         return self._score(self, value)
+
+    def cost_around(self, value: Value) -> float:
+        """The cost of the operators that lead to a value, and of those that would need it and are not there.
+
+        It is computed again only when something around the value has changed: a step asks for it many thousand times.
+        """
+        if value not in self._costs:
+            operators = _leading_to(value) | _depending_on(value)
+            self._costs[value] = sum(each.cost for each in sorted(operators, key=lambda each: each.number))
+        return self._costs[value]
+
+    def changed(self, value: Value) -> None:
+        """Forget the costs around a value that was made, that is there now, or that is no longer."""
+        self._costs.pop(value, None)
+        for each in _around(value):
+            self._costs.pop(each, None)
 
     def _make_again(self, target: Value) -> None:
         """Run the operators that lead to a value, and keep those values on the way that autograd has saved."""
@@ -243,9 +264,31 @@ def _depending_on(value: Value) -> set[Operator]:
     return {each for each in found if any(made.tensor is None for made in (*each.outputs.values(), *each.changes))}
 
 
+def _around(value: Value) -> set[Value]:
+    """The values of which :meth:`Pool.cost_around` depends on whether this one is there."""
+    found: set[Value] = set()
+    for beside in (_made_from, _made_of):
+        waiting = [value]
+        while waiting:
+            new = [each for each in beside(waiting.pop()) if each not in found]
+            found.update(new)
+            waiting += [each for each in new if each.tensor is None]
+    return found
+
+
+def _made_from(value: Value) -> Iterator[Value]:
+    """The values that operators make of a value."""
+    for user in value.users:
+        yield from (*user.outputs.values(), *user.changes)
+
+
+def _made_of(value: Value) -> Iterator[Value]:
+    """The values of which a value was made."""
+    yield from value.operator.inputs
+
+
 def _full(pool: Pool, value: Value) -> float:
-    operators: Iterable[Operator] = _leading_to(value) | _depending_on(value)
-    return sum(each.cost for each in operators) / (max(1, value.num_bytes) * pool.staleness(value))
+    return pool.cost_around(value) / (max(1, value.num_bytes) * pool.staleness(value))
 
 
 def _local(pool: Pool, value: Value) -> float:

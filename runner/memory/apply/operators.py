@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ class Operator:
     outputs: weakref.WeakValueDictionary[int, Value] = field(default_factory=weakref.WeakValueDictionary)
     changes: weakref.WeakSet[Value] = field(default_factory=weakref.WeakSet)
 
-    @property
+    @cached_property
     def inputs(self) -> list[Value]:
         """The values from which it is computed, with those that it changes."""
         places = (leaf for leaf in tree_leaves(self.arguments) if isinstance(leaf, Place))
@@ -140,10 +140,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     Args:
         buffers: tensors of which copies are given to an operator that runs again.
+        made: is called with each value that an operator has made.
     """
 
-    def __init__(self, buffers: Iterable[Tensor]) -> None:
+    def __init__(self, buffers: Iterable[Tensor], made: Callable[[Value], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._made = made
         self._buffers = weakref.WeakSet(buffer.untyped_storage() for buffer in buffers)
         self._values: weakref.WeakKeyDictionary[Any, Value] = weakref.WeakKeyDictionary()
 
@@ -181,6 +183,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             value = Value(operator, None, before, before.num_bytes, before.dtype)
             operator.changes.add(value)
             self._values[storages[before]] = value
+        for value in (*operator.outputs.values(), *operator.changes):
+            self._made(value)
 
     def _held(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
