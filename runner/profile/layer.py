@@ -1,16 +1,9 @@
-"""What a plan needs to know about a model: one row of numbers per layer, without modules.
-
-:mod:`runner.profiling` makes a :class:`ModelProfile` from the model on fake tensors (bytes, FLOPs) and, if it can run
-the layers, from measured times. Plans and memory policies only read it.
-"""
+"""One layer's row: what a plan needs to know about it, as numbers."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 __all__ = [
     "BoundaryTensor",
@@ -18,23 +11,12 @@ __all__ = [
     "GradientPeaks",
     "LayerMoves",
     "LayerProfile",
-    "MemoryTrace",
-    "ModelProfile",
     "Pairs",
-    "PROFILE_FILE",
     "Recomputation",
-    "SecondsSource",
     "SharedGradient",
     "SharedPeaks",
-    "SharedWeight",
     "SplitBackward",
-    "profile_from_json",
-    "read_profile",
 ]
-
-PROFILE_FILE = "profile.json"
-
-SecondsSource = Literal["measured", "estimated"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -416,191 +398,3 @@ class LayerProfile:
         """Peak of its backward if another layer of its stage follows."""
         known = self.chained_backward_bytes
         return self.backward_transient_bytes if known is None else known
-
-
-@dataclass(frozen=True, slots=True)
-class SharedWeight:
-    """A weight that several layers include in their figures.
-
-    Args:
-        layers: their indices, each once.
-        weight_bytes: bytes of the weight.
-        gradient_bytes: bytes of its gradient; 0 if it is frozen.
-        optimizer_bytes: bytes of its optimizer states, as for a layer.
-        num_parameters: its elements.
-        shape: its shape; empty = not known.
-    """
-
-    layers: tuple[int, ...]
-    weight_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int | None = None
-    num_parameters: int = 0
-    shape: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTrace:
-    """What the forward and backward of one micro-batch allocate and free, in order, as requests to an allocator.
-
-    Args:
-        events: ``("+", storage, bytes)`` allocated; ``("-", storage, 0)`` freed; ``("layer", layer, 0)`` the forward of
-            the layer has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)`` the
-            gradient of a parameter is complete, and only the parameter holds it.
-        parameters: elements of each trained parameter.
-        layers: the layer of each trained parameter.
-    """
-
-    events: tuple[tuple[str, int, int], ...]
-    parameters: tuple[int, ...]
-    layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """What one micro-batch takes in a stage whose program decides in the run, found out on tensors without memory.
-
-    Args:
-        program: the stage's program, as ``repr`` writes it.
-        saved_bytes: what is alive after the forward, and was not before, with the stage's output. The last stage's
-            forward includes the loss.
-        forward_peak_bytes: the most of it while the forward runs.
-        backward_peak_bytes: the peak of the backward above what is alive when it begins. That includes the gradient of
-            the output; gradients of weights are there already.
-        later_backward_peak_bytes: the same from its first gradient of a weight on.
-        growing_backward_peak_bytes: the same if no gradients of weights are there before, so that they count.
-        backward_flops: FLOPs of the backward, with what runs again in it.
-        runs: whether the program can run. If not, more is needed at once than it may keep, and all else is 0.
-    """
-
-    program: str
-    saved_bytes: int = 0
-    forward_peak_bytes: int = 0
-    backward_peak_bytes: int = 0
-    later_backward_peak_bytes: int = 0
-    growing_backward_peak_bytes: int = 0
-    backward_flops: float = 0.0
-    runs: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ModelProfile:
-    """A whole model: its layers in order, and the loss as one more layer without parameters.
-
-    Args:
-        layers: the layers, first to last.
-        loss: the loss function, as a layer of the last stage (its output is a scalar).
-        samples: samples of the profiled micro-batch: the largest of a step.
-        input_bytes, target_bytes: inputs and targets of one micro-batch.
-        cast_bytes: the copy of its inputs in the format of the weights; 0 if they have it already.
-        seconds_source: where the seconds come from.
-        optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
-            16-bit weights are included.
-        optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
-        tokens_per_sample: for tokens/s; None if a sample is not a sequence of tokens.
-        master_bytes_per_gradient_byte: fp32 master weights; 0 if the optimizer updates the weights themselves. A
-            step with masters makes gradients of the masters' size and drops them.
-        shared: weights of several layers; a rank holds one copy for all of its layers.
-        optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
-        trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
-        sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
-        compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
-            its messages; 0 if it was not measured.
-        rehearsals: what is known of programs that decide in the run.
-    """
-
-    layers: tuple[LayerProfile, ...]
-    loss: LayerProfile
-    samples: int
-    input_bytes: int
-    target_bytes: int
-    seconds_source: SecondsSource
-    optimizer_bytes_per_gradient_byte: float
-    optimizer_seconds_per_byte: float
-    tokens_per_sample: int | None = None
-    master_bytes_per_gradient_byte: float = 0.0
-    shared: tuple[SharedWeight, ...] = ()
-    optimizer_constant_bytes: int = 0
-    trace: MemoryTrace | None = None
-    sample_shapes: tuple[tuple[int, ...], ...] = ()
-    compression_seconds_per_byte: float = 0.0
-    cast_bytes: int = 0
-    rehearsals: tuple[Rehearsal, ...] = ()
-
-    @property
-    def num_parameters(self) -> int:
-        """The parameters of the whole model; one that several layers share counts once."""
-        again = sum((len(weight.layers) - 1) * weight.num_parameters for weight in self.shared)
-        return sum(layer.num_parameters for layer in self.layers) - again
-
-    def to_json(self) -> str:
-        """The profile as one JSON document; numbers have full precision."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-
-def profile_from_json(text: str) -> ModelProfile:
-    """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError if it is not a profile."""
-    document = json.loads(text)
-    layers = tuple(_layer(layer) for layer in document.pop("layers"))
-    shared = tuple(map(_shared, document.pop("shared", ())))
-    trace = _trace(document.pop("trace", None))
-    shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
-    document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
-    loss = _layer(document.pop("loss"))
-    return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
-
-
-def _shared(document: dict[str, Any]) -> SharedWeight:
-    return SharedWeight(**{**document, "layers": tuple(document["layers"]), "shape": tuple(document.get("shape", ()))})
-
-
-def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
-    if document is None:
-        return None
-    events = tuple((kind, number, value) for kind, number, value in document["events"])
-    return MemoryTrace(events, tuple(document["parameters"]), tuple(document["layers"]))
-
-
-def _layer(document: dict[str, Any]) -> LayerProfile:
-    made_again = {
-        name: Recomputation(**{**figures, "unread": tuple(figures.get("unread", ()))})
-        for name, figures in document.pop("recomputation", {}).items()
-    }
-    split = document.pop("split", None)
-    if split is not None:
-        for pairs in ("kept", "handed_bytes", "handed_undivided_bytes"):
-            split[pairs] = _pairs(split.get(pairs, ()))
-        split["inputs"] = None if split.get("inputs") is None else tuple(split["inputs"])
-    handed = _pairs(document.pop("handed_backward_bytes", ()))
-    output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
-    saves = tuple(document.pop("saves", ()))
-    reads = document.pop("reads", None)
-    parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
-    fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
-    shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
-    peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
-    for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
-        document.pop(plans_own, None)
-    return LayerProfile(
-        **document,
-        recomputation=made_again,
-        split=SplitBackward(**split) if split is not None else None,
-        output=output,
-        saves=saves,
-        reads=None if reads is None else tuple(reads),
-        shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
-        handed_backward_bytes=handed,
-        fills=fills,
-        trained_shapes=shapes,
-        shared_peaks=None if peaks is None else SharedPeaks(**peaks),
-        gradient_peaks=None if of_gradients is None else GradientPeaks(**of_gradients),
-    )
-
-
-def _pairs(document: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((first, second) for first, second in document)
-
-
-def read_profile(run_dir: Path) -> ModelProfile:
-    """The profile from which a run's plan was made. Raises FileNotFoundError."""
-    return profile_from_json((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))

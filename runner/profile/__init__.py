@@ -1,0 +1,43 @@
+"""What a plan needs to know about a model: one row of numbers per layer, without modules.
+
+:mod:`runner.profiling` makes a :class:`ModelProfile` from the model on fake tensors (bytes, FLOPs) and, if it can run
+the layers, from measured times. Plans and memory policies only read it.
+"""
+
+from __future__ import annotations
+
+from runner.profile.files import PROFILE_FILE, profile_from_json, read_profile
+from runner.profile.layer import (
+    BoundaryTensor,
+    FillProfile,
+    GradientPeaks,
+    LayerMoves,
+    LayerProfile,
+    Pairs,
+    Recomputation,
+    SharedGradient,
+    SharedPeaks,
+    SplitBackward,
+)
+from runner.profile.model import MemoryTrace, ModelProfile, Rehearsal, SecondsSource, SharedWeight
+
+__all__ = [
+    "BoundaryTensor",
+    "FillProfile",
+    "GradientPeaks",
+    "LayerMoves",
+    "LayerProfile",
+    "MemoryTrace",
+    "ModelProfile",
+    "PROFILE_FILE",
+    "Pairs",
+    "Recomputation",
+    "Rehearsal",
+    "SecondsSource",
+    "SharedGradient",
+    "SharedPeaks",
+    "SharedWeight",
+    "SplitBackward",
+    "profile_from_json",
+    "read_profile",
+]

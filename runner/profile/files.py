@@ -1,0 +1,92 @@
+"""Reads profiles from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.profile.layer import (
+    BoundaryTensor,
+    FillProfile,
+    GradientPeaks,
+    LayerProfile,
+    Recomputation,
+    SharedGradient,
+    SharedPeaks,
+    SplitBackward,
+)
+from runner.profile.model import MemoryTrace, ModelProfile, Rehearsal, SharedWeight
+
+__all__ = ["PROFILE_FILE", "profile_from_json", "read_profile"]
+
+PROFILE_FILE = "profile.json"
+
+
+def profile_from_json(text: str) -> ModelProfile:
+    """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError if it is not a profile."""
+    document = json.loads(text)
+    layers = tuple(_layer(layer) for layer in document.pop("layers"))
+    shared = tuple(map(_shared, document.pop("shared", ())))
+    trace = _trace(document.pop("trace", None))
+    shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
+    document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
+    loss = _layer(document.pop("loss"))
+    return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
+
+
+def _shared(document: dict[str, Any]) -> SharedWeight:
+    return SharedWeight(**{**document, "layers": tuple(document["layers"]), "shape": tuple(document.get("shape", ()))})
+
+
+def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
+    if document is None:
+        return None
+    events = tuple((kind, number, value) for kind, number, value in document["events"])
+    return MemoryTrace(events, tuple(document["parameters"]), tuple(document["layers"]))
+
+
+def _layer(document: dict[str, Any]) -> LayerProfile:
+    made_again = {
+        name: Recomputation(**{**figures, "unread": tuple(figures.get("unread", ()))})
+        for name, figures in document.pop("recomputation", {}).items()
+    }
+    split = document.pop("split", None)
+    if split is not None:
+        for pairs in ("kept", "handed_bytes", "handed_undivided_bytes"):
+            split[pairs] = _pairs(split.get(pairs, ()))
+        split["inputs"] = None if split.get("inputs") is None else tuple(split["inputs"])
+    handed = _pairs(document.pop("handed_backward_bytes", ()))
+    output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
+    saves = tuple(document.pop("saves", ()))
+    reads = document.pop("reads", None)
+    parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
+    fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
+    shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
+    peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
+    for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
+        document.pop(plans_own, None)
+    return LayerProfile(
+        **document,
+        recomputation=made_again,
+        split=SplitBackward(**split) if split is not None else None,
+        output=output,
+        saves=saves,
+        reads=None if reads is None else tuple(reads),
+        shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
+        handed_backward_bytes=handed,
+        fills=fills,
+        trained_shapes=shapes,
+        shared_peaks=None if peaks is None else SharedPeaks(**peaks),
+        gradient_peaks=None if of_gradients is None else GradientPeaks(**of_gradients),
+    )
+
+
+def _pairs(document: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in document)
+
+
+def read_profile(run_dir: Path) -> ModelProfile:
+    """The profile from which a run's plan was made. Raises FileNotFoundError."""
+    return profile_from_json((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))

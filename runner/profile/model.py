@@ -1,0 +1,133 @@
+"""A whole model: the rows of its layers, and what is known of all of them together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from runner.profile.layer import LayerProfile
+
+__all__ = ["MemoryTrace", "ModelProfile", "Rehearsal", "SecondsSource", "SharedWeight"]
+
+SecondsSource = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """A weight that several layers include in their figures.
+
+    Args:
+        layers: their indices, each once.
+        weight_bytes: bytes of the weight.
+        gradient_bytes: bytes of its gradient; 0 if it is frozen.
+        optimizer_bytes: bytes of its optimizer states, as for a layer.
+        num_parameters: its elements.
+        shape: its shape; empty = not known.
+    """
+
+    layers: tuple[int, ...]
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int | None = None
+    num_parameters: int = 0
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What the forward and backward of one micro-batch allocate and free, in order, as requests to an allocator.
+
+    Args:
+        events: ``("+", storage, bytes)`` allocated; ``("-", storage, 0)`` freed; ``("layer", layer, 0)`` the forward of
+            the layer has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)`` the
+            gradient of a parameter is complete, and only the parameter holds it.
+        parameters: elements of each trained parameter.
+        layers: the layer of each trained parameter.
+    """
+
+    events: tuple[tuple[str, int, int], ...]
+    parameters: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What one micro-batch takes in a stage whose program decides in the run, found out on tensors without memory.
+
+    Args:
+        program: the stage's program, as ``repr`` writes it.
+        saved_bytes: what is alive after the forward, and was not before, with the stage's output. The last stage's
+            forward includes the loss.
+        forward_peak_bytes: the most of it while the forward runs.
+        backward_peak_bytes: the peak of the backward above what is alive when it begins. That includes the gradient of
+            the output; gradients of weights are there already.
+        later_backward_peak_bytes: the same from its first gradient of a weight on.
+        growing_backward_peak_bytes: the same if no gradients of weights are there before, so that they count.
+        backward_flops: FLOPs of the backward, with what runs again in it.
+        runs: whether the program can run. If not, more is needed at once than it may keep, and all else is 0.
+    """
+
+    program: str
+    saved_bytes: int = 0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    later_backward_peak_bytes: int = 0
+    growing_backward_peak_bytes: int = 0
+    backward_flops: float = 0.0
+    runs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A whole model: its layers in order, and the loss as one more layer without parameters.
+
+    Args:
+        layers: the layers, first to last.
+        loss: the loss function, as a layer of the last stage (its output is a scalar).
+        samples: samples of the profiled micro-batch: the largest of a step.
+        input_bytes, target_bytes: inputs and targets of one micro-batch.
+        cast_bytes: the copy of its inputs in the format of the weights; 0 if they have it already.
+        seconds_source: where the seconds come from.
+        optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
+            16-bit weights are included.
+        optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
+        tokens_per_sample: for tokens/s; None if a sample is not a sequence of tokens.
+        master_bytes_per_gradient_byte: fp32 master weights; 0 if the optimizer updates the weights themselves. A
+            step with masters makes gradients of the masters' size and drops them.
+        shared: weights of several layers; a rank holds one copy for all of its layers.
+        optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
+        trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
+        sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
+        compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
+            its messages; 0 if it was not measured.
+        rehearsals: what is known of programs that decide in the run.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    loss: LayerProfile
+    samples: int
+    input_bytes: int
+    target_bytes: int
+    seconds_source: SecondsSource
+    optimizer_bytes_per_gradient_byte: float
+    optimizer_seconds_per_byte: float
+    tokens_per_sample: int | None = None
+    master_bytes_per_gradient_byte: float = 0.0
+    shared: tuple[SharedWeight, ...] = ()
+    optimizer_constant_bytes: int = 0
+    trace: MemoryTrace | None = None
+    sample_shapes: tuple[tuple[int, ...], ...] = ()
+    compression_seconds_per_byte: float = 0.0
+    cast_bytes: int = 0
+    rehearsals: tuple[Rehearsal, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the whole model; one that several layers share counts once."""
+        again = sum((len(weight.layers) - 1) * weight.num_parameters for weight in self.shared)
+        return sum(layer.num_parameters for layer in self.layers) - again
+
+    def to_json(self) -> str:
+        """The profile as one JSON document; numbers have full precision."""
+        return json.dumps(asdict(self), indent=1) + "\n"
