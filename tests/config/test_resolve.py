@@ -30,6 +30,7 @@ COMPANY = {
         ("activation_checkpoint", name): [f"activation_checkpoint.{each.key}={each.example}" for each in known.options]
         for name, known in STRATEGIES.items()
     },
+    ("activation_checkpoint", "compile_budget"): ["compile=true", "activation_checkpoint.share=0.5"],
     ("zero", "3"): ["parallelism.pipeline=1"],
     ("offload", "optimizer_cpu"): ["zero.stage=1"],
     ("offload", "weights_l2l"): ["schedule=looped_bfs", "activation_checkpoint=full"],
