@@ -200,9 +200,11 @@ class OffloadConfig:
     bytes_per_second: float | None = None  # for experiments: speed of these moves in one direction; null = not limited
 
     def __post_init__(self) -> None:
-        """A strategy of activations that chooses among weights is a strategy of weights."""
-        if self.scope == "weights" and self.activations in WEIGHT_STRATEGIES and self.weights == "none":
-            self.weights, self.activations = self.activations, "none"
+        """A strategy of activations that chooses among weights is a strategy of weights, or of both."""
+        if self.scope in ("weights", "all") and self.activations in WEIGHT_STRATEGIES and self.weights == "none":
+            self.weights = self.activations
+            if self.scope == "weights":
+                self.activations = "none"
 
 
 def _with_keys_of_strategies(section: type[Section]) -> type[Section]:

@@ -148,17 +148,20 @@ def with_units(
     """
     if not turns:
         return profile
-    forward, backward, chained, of_loss = (dict[int, int]() for _ in range(4))
+    forward, backward, chained, of_loss, asked = (dict[int, int]() for _ in range(5))
     spared, spared_chained = _spared(plain)
     last = len(plain.layers) - 1
+    moving = {at for at, row in enumerate(profile.layers) if row.moved_bytes}
+    gradients = {at: _own_gradients(plain, at) for at in range(len(plain.layers))}
     for each in turns:
         forward |= each.largest_bytes(backward=False)
         backward |= each.largest_bytes(backward=True, spared=spared)
         chained |= each.largest_bytes(backward=True, spared=spared_chained)
-        of_loss |= each.largest_bytes(backward=True, spared={last: _own_gradients(plain, last)})
+        of_loss |= each.largest_bytes(backward=True, spared={last: gradients[last]})
+        asked |= each.turning(moving).largest_bytes(backward=True, spared=gradients)
     home = {unit.first: unit for units in plan.stages for unit in units}
     rows = [
-        _row(row, forward.get(at, 0), backward.get(at, 0), chained.get(at, 0), home.get(at))
+        _asking(_row(row, forward.get(at, 0), backward.get(at, 0), chained.get(at, 0), home.get(at)), asked.get(at, 0))
         for at, row in enumerate(profile.layers)
     ]
     loss = _row(profile.loss, forward.get(last, 0), of_loss.get(last, 0), of_loss.get(last, 0), None)
@@ -198,6 +201,13 @@ def _row(row: LayerProfile, forward: int, backward: int, chained: int, unit: Wei
         home_gradient_bytes=unit.gradient_bytes,
         home_optimizer_bytes=unit.optimizer_bytes,
     )
+
+
+def _asking(row: LayerProfile, num_bytes: int) -> LayerProfile:
+    """The row with weights that are there when its backward asks for what was moved, which may not have left yet."""
+    if not num_bytes:
+        return row
+    return replace(row, moves=replace(row.moves, asking_bytes=row.moves.asking_bytes + num_bytes))
 
 
 def _nothing_to_move(config: RunConfig) -> Problem:

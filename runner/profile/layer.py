@@ -232,6 +232,8 @@ class LayerMoves:
             given nevertheless.
         one_by_one: whether its tensors are sent only when all that was sent before has left, and come back only when
             all that came back before has been used.
+        asking_bytes: what is there beside its output's gradient when its backward asks for the first of these tensors:
+            what it has made from its output, which has stayed, and weights that have come from the host.
     """
 
     num_bytes: int = 0
@@ -240,6 +242,7 @@ class LayerMoves:
     needs: tuple[int, ...] = ()
     entering: tuple[tuple[int, int], ...] = ()
     one_by_one: bool = False
+    asking_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

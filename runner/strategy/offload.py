@@ -63,6 +63,7 @@ def swap_weights(
     options: EngineOptions,
     device: torch.device,
     moving: Moving,
+    offload: StageOffload | None = None,
 ) -> WeightSwap | None:
     """Take the weights of a rank home to the host's memory, and make what lends them; None if the plan moves none.
 
@@ -71,6 +72,7 @@ def swap_weights(
         stages: the rank's stages, on their device.
         ties: weights with several names, which stay on the device.
         options, device, moving: see :func:`make_offload`.
+        offload: what moves the rank's saved tensors; weights use the same lanes. None: nothing does.
     """
     if not isinstance(plan, RunPlan) or not plan.turns:
         return None
@@ -87,7 +89,7 @@ def swap_weights(
         ]
         for stage in numbers
     ]
-    lanes = (_lane(options, device), _lane(options, device))
+    lanes = offload.mover.lanes if offload is not None else (_lane(options, device), _lane(options, device))
     largest = max((unit.gradient_bytes for unit in plan.weights.of(numbers)), default=0)
     schedules = {True: plan.schedule, False: forward_only(plan.schedule, options.microbatches)}
 
@@ -101,7 +103,7 @@ def swap_weights(
         program = plan.activations.stages[stage]
         assert isinstance(program, tuple)  # rules refuse other programs
         ends = [(unit.first, unit.last) for unit in plan.weights.stages[stage]]
-        install_swap(stages[stage], program, swap, dict(zip(ends, own, strict=True)))
+        install_swap(stages[stage], program, swap, dict(zip(ends, own, strict=True)), offload)
     return swap
 
 

@@ -246,7 +246,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             install(stage, program, to_host=activations.to_host, moving=self._moving, offload=offload)
             if self.options.compile:
                 compile_layers(stage, share=self.options.compile_share)
-        swap = swap_weights(self.plan, stages, module.ties, self.options, self.root_device, self._moving)
+        swap = swap_weights(self.plan, stages, module.ties, self.options, self.root_device, self._moving, offload)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,

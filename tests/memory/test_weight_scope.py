@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from test_weight_swap import SCALARS, planned, run
+from covering import sampled
+from swapped_runs import STEPS
+from test_weight_swap import MODELS, SCALARS, planned, run
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
@@ -11,6 +13,9 @@ from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.residency import WeightUnit
 from runner.memory.solve.weight_sets import first_of_orders, taken_bytes
 from runner.memory.solve.weight_strategy import StageUnits
+from runner.plan.values import RunPlan
+from runner.schedule.simulation.host_link import HostLink, Lanes, StageMoves
+from runner.schedule.simulation.weight_link import WeightLink, WeightRun, WeightTurn
 
 WIDE = ("model.kwargs.width=256", "model.kwargs.layers=8")
 CHOOSING = [name for name, offload in OFFLOADS.items() if offload.choose_weights is not None]
@@ -28,6 +33,96 @@ def test_bits_are_the_same_and_the_limit_is_kept(name: str, pipeline: int) -> No
     assert all(sum(each) > 0 for each in chosen.moved)
     for measured, predicted in zip(chosen.peak, chosen.plan.peak_memory_bytes, strict=True):
         assert measured <= min(limit, predicted) + SCALARS
+
+
+ALL = ("offload.scope=all",)
+LAYOUTS: list[tuple[str, ...]] = [
+    (),
+    ("schedule=gpipe",),
+    ("activation_checkpoint=full",),
+    ("activation_checkpoint=periodic", "activation_checkpoint.every=2"),
+    ("parallelism.pipeline=2",),
+    ("parallelism.pipeline=2", "schedule=looped_bfs"),
+]
+WITH_BOTH = [(model, name, layout) for model in MODELS for name in CHOOSING for layout in LAYOUTS]
+SOME_WITH_BOTH = (
+    ("gpt", "greedy", ()),
+    ("gpt", "dp", ("parallelism.pipeline=2",)),
+    ("mlp", "autoswap", ("activation_checkpoint=full",)),
+    ("convolutions", "tflms", ("parallelism.pipeline=2", "schedule=looped_bfs")),
+    ("gpt", "pipeoffload", ("parallelism.pipeline=2", "schedule=looped_bfs")),
+)
+
+
+@pytest.mark.parametrize("case", sampled(WITH_BOTH, *SOME_WITH_BOTH), ids=str)
+def test_activations_and_weights_move_together(case: tuple[str, str, tuple[str, ...]]) -> None:
+    """Bits, bytes moved, and peaks, at limits that activations alone keep, and that need weights, too."""
+    model, name, layout = case
+    layout = (*layout, *("model.kwargs.width=64",) * (model == "gpt"))
+    kept = run(model, *layout)
+    for share in (0.8, 0.6):
+        limit = int(share * max(kept.plan.peak_memory_bytes))
+        both = run(model, *layout, f"offload=activations_{name}", *ALL, f"memory_limit={limit}")
+        both.assert_same(kept)
+        assert both.moved == both.planned
+        assert both.activations == STEPS * 2 * both.plan.host_activation_bytes
+        assert both.activations + sum(map(sum, both.moved)) > 0
+        for measured, predicted in zip(both.peak, both.plan.peak_memory_bytes, strict=True):
+            assert measured <= predicted + SCALARS
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain(name: str) -> None:
+    sizes, moved = ("model.kwargs.width=64",), []
+    kept = planned("gpt", *sizes)
+
+    def plan(scope: str, share: float) -> RunPlan:
+        limit = f"memory_limit={int(share * kept.peak_memory_bytes[0])}"
+        return planned("gpt", *sizes, f"offload=activations_{name}", f"offload.scope={scope}", limit)
+
+    for share in (1.01, 0.9, 0.8, 0.6, 0.4):
+        activations, weights, both = (plan(scope, share) for scope in ("activations", "weights", "all"))
+        assert both.fits
+        if activations.fits:
+            assert both.activations == activations.activations
+            assert not both.turns
+        elif weights.fits:
+            assert _bytes(both) <= _bytes(weights)
+        moved.append((activations.fits, _bytes(both) > 0, sum(both.host_weight_bytes) > 0))
+    assert moved[0] == (True, False, False)
+    assert (True, True, False) in moved
+    assert moved[-1] == (False, True, True)
+
+
+def _bytes(plan: RunPlan) -> float:
+    return 2 * plan.host_activation_bytes + sum(plan.host_weight_bytes)
+
+
+def test_what_a_last_layer_makes_of_an_output_that_stays_is_there_beside_what_still_leaves() -> None:
+    """A stage whose last operator saves its output makes a gradient before it asks for anything that has moved."""
+    layout = ("parallelism.pipeline=2", "schedule=looped_bfs", "partition=manual", "partition.boundaries=[1,2,4]")
+    moved = run("convolutions", *layout, "offload=activations_async")
+    for measured, predicted in zip(moved.peak, moved.plan.peak_memory_bytes, strict=True):
+        assert 0.99 * predicted <= measured <= predicted + SCALARS
+
+
+def test_activations_and_weights_wait_for_each_other_on_one_link() -> None:
+    """Two layers, of which the second's weights come while the first's activations go, and both come back."""
+    lanes = Lanes()
+    moves = StageMoves((0.5, 0.5), (0.5, 0.5), (8, 0), (3.0, 0.0))
+    first = WeightRun((WeightTurn(0.5, None, (), (), (0,)), WeightTurn(0.5, 0, ((0, 2.0),), (), (1,))))
+    second = WeightRun(
+        (WeightTurn(0.5, 0, ((0, 2.0),), (), (1,)), WeightTurn(0.5, None, (), (1.0,), (0,))), is_last=True
+    )
+    host = HostLink([moves], lanes)
+    weights = WeightLink({(False, 0, 0): first, (True, 0, 0): second}, lanes)
+    # Activations leave from 1 to 4; weights are asked for at 1 and there at 3, where the second layer begins.
+    assert host.forward((0, 0), moves, 0.0, 0.0, 2.0, weights.turns((False, 0, 0))) == 4.0
+    # From 4 to 7 activations come back, and only then weights, to 9: the second layer runs to 10. Its gradients leave
+    # from 10 to 11 while the first layer runs.
+    end = host.backward((0, 0), moves, 4.0, 4.0, 2.0, weights.turns((True, 0, 0)), all_at_once=False)
+    assert end == 11.0
+    assert host.waited == 2.0 + 5.0
 
 
 @pytest.mark.parametrize("name", CHOOSING)
@@ -62,7 +157,19 @@ def test_scores_prefer_weights_that_are_away_for_long() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("offload=activations_greedy", "offload.scope=all"), "offload.scope = all: must be activations or weights."),
+        (("offload=weights_granular", "offload.scope=all"), "offload.scope = all: belongs to offload.activations="),
+        (
+            ("offload=activations_greedy", "offload.weights=granular", "offload.scope=all"),
+            "offload.weights = granular: must be none, or greedy, with offload.scope=all.",
+        ),
+        (
+            ("offload=activations_greedy", "offload.weights=granular"),
+            "offload.weights = granular: must be none with offload.activations=greedy.",
+        ),
+        (
+            ("offload=activations_vdnn_all", "offload.scope=all"),
+            "offload.scope = all: must be activations with offload.activations=vdnn_all.",
+        ),
         (
             ("offload=activations_vdnn_all", "offload.scope=weights"),
             "offload.scope = weights: must be activations with offload.activations=vdnn_all.",

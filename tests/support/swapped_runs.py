@@ -20,7 +20,7 @@ from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.layers import LayerSource, StageModule
 from runner.model.ties import find_ties
 from runner.plan.values import RunPlan
-from runner.strategy.offload import swap_weights
+from runner.strategy.offload import make_offload, swap_weights
 
 STEPS = 2
 
@@ -36,6 +36,7 @@ class Ran:
 
     Args:
         moved: bytes of weights and of gradients that a rank moved.
+        activations: bytes of activations that all ranks moved out and back.
         pooled: bytes of the host's buffers for gradients on their way.
     """
 
@@ -45,6 +46,7 @@ class Ran:
     peak: list[int]
     pooled: list[int]
     plan: RunPlan
+    activations: int = 0
 
     @property
     def planned(self) -> list[tuple[int, int]]:
@@ -86,14 +88,17 @@ def train_swapped(
         options = EngineOptions(microbatches=count, offload_delay_seconds=delay_seconds)
         sources, adam = copies[transport.rank], partial(torch.optim.AdamW, lr=0.01, foreach=False)
 
+        numbers, host = plan.schedule.stages_of(transport.rank // data), torch.device("cpu")
+        offload = make_offload(plan, numbers, options, host, nullcontext)
+
         def swapped(stages: Mapping[int, StageModule]) -> WeightSwap | None:
-            return swap_weights(plan, stages, find_ties(sources), options, torch.device("cpu"), nullcontext)
+            return swap_weights(plan, stages, find_ties(sources), options, host, nullcontext, offload)
 
         engine = make_engine(
             sources, loss, transport, schedule=plan.schedule, pipeline=pipeline, data=data, count=count,
             optimizer=lambda parameters: adam([each for each in parameters if each.requires_grad]),
-            prepare=lambda stage, number: install(stage, plan.activations.stages[number]),
-            swap=swapped, cut=plan.partition,
+            prepare=lambda stage, number: install(stage, plan.activations.stages[number], offload=offload),
+            swap=swapped, offload=offload, cut=plan.partition,
         )  # fmt: skip
         meter, losses = MemoryMeter(engine), []
         for _ in range(STEPS):
@@ -102,18 +107,23 @@ def train_swapped(
                 losses += [step.loss for step in engine.submit(part)]
             if engine.swap is not None:
                 engine.swap.require_empty()
+            if offload is not None:
+                offload.mover.require_empty()
         engine.drain()
-        moved = engine.bytes_sent["host_weights"], engine.bytes_sent["host_weight_gradients"]
+        sent = dict(engine.bytes_sent)
+        moved = sent["host_weights"], sent["host_weight_gradients"]
         part = part_of(batch, transport, pipeline, data, plan.schedule)
         losses.append(engine.evaluate(part)[0])
         assert moved == (engine.bytes_sent["host_weights"], engine.bytes_sent["host_weight_gradients"])
+        assert sent["host_activations"] == engine.bytes_sent["host_activations"]
         weights = {k: v.clone() for stage in engine.stages.values() for k, v in stage.global_state().items()}
-        return losses, weights, moved, meter.peak_bytes, engine.swap.buffers.held if engine.swap is not None else 0
+        pooled = engine.swap.buffers.held if engine.swap is not None else 0
+        return losses, weights, moved, meter.peak_bytes, pooled, sent["host_activations"]
 
     found = run_ranks(pipeline * data, one)
     weights = {name: value for each in found for name, value in each[1].items()}
-    losses, _, moved, peaks, pooled = (list(part) for part in zip(*found, strict=True))
-    return Ran(losses, weights, moved, peaks, pooled, plan)
+    losses, _, moved, peaks, pooled, activations = (list(part) for part in zip(*found, strict=True))
+    return Ran(losses, weights, moved, peaks, pooled, plan, sum(activations))
 
 
 def largest_gradients(plan: RunPlan) -> Sequence[int]:

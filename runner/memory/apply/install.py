@@ -65,9 +65,13 @@ def install(
 
 
 def install_swap(
-    stage: StageModule, program: ChainProgram, swap: WeightSwap, units: Mapping[tuple[int, int], HostWeights]
+    stage: StageModule,
+    program: ChainProgram,
+    swap: WeightSwap,
+    units: Mapping[tuple[int, int], HostWeights],
+    offload: StageOffload | None = None,
 ) -> None:
-    """Make a stage use weights that come and go; :func:`install` has been called, and has moved nothing that is saved.
+    """Make a stage use weights that come and go; :func:`install` has been called.
 
     Args:
         stage: the stage's module.
@@ -75,21 +79,24 @@ def install_swap(
         swap: moves the weights.
         units: the stage's units, by their first and last layer; a unit is made of whole segments of the program, or of
             layers of those that keep what they save.
+        offload: what moves saved tensors; None: nothing does.
     """
     ends = {first for first, _ in units} | {last + 1 for _, last in units}
-    parts = [
-        piece
-        for part, segment in zip(_parts(stage, program), program, strict=True)
-        for piece in ([part] if segment.recompute else _cut(part, ends))
-    ]
+    moved = offload.stages.get(stage) if offload is not None else None
 
     def using(part: Part) -> Part:
         for (first, last), unit in units.items():
             if first <= part.first and part.last <= last:
-                return replace(part, around=UsingWeights(swap, unit, part))
+                return replace(part, around=UsingWeights(swap, unit, part, moved))
         return part
 
-    stage.wrap([using(part) for part in parts])
+    made: list[Part] = []
+    for part, segment in zip(_parts(stage, program), program, strict=True):
+        pieces = [using(piece) for piece in ([part] if segment.recompute else _cut(part, ends))]
+        if moved is not None:
+            pieces = [_saving(piece, segment, moved, is_last=piece.last == program[-1].last) for piece in pieces]
+        made += pieces
+    stage.wrap(made)
 
 
 def _cut(part: Part, starts: Collection[int]) -> list[Part]:

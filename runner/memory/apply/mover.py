@@ -121,6 +121,7 @@ class Mover:
 
     Attributes:
         bytes_moved: bytes that were moved so far, in both directions.
+        lanes: the lane out and the lane back.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Mover:
         self.bytes_moved = 0
         self.buffers = buffers
         self._device, self._room, self._moving = device, room, moving
-        self._out, self._back = lanes
+        self.lanes = self._out, self._back = lanes
         self._leaving: list[tuple[Load, int]] = []
 
     def send(self, memories: Sequence[Memory], *, one_by_one: bool = False) -> MovedTogether:

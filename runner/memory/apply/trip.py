@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from runner.memory.apply.mover import Memory, MovedTogether, Mover
 from runner.model.boundary import flatten
 
-__all__ = ["MovedStage", "Saving", "Trip"]
+__all__ = ["MovedStage", "Saving", "Trip", "unpack"]
 
 
 class _Run(Protocol):
@@ -64,7 +64,7 @@ class _Unpack:
         return made.set_(storage, saved.offset, saved.size, saved.stride)
 
 
-_unpack = _Unpack()
+unpack = _Unpack()
 
 
 class Trip:
@@ -73,9 +73,13 @@ class Trip:
     Args:
         mover: moves the memory.
         stays: tensors whose memory stays on the device: weights, buffers, the stage's input.
+
+    Attributes:
+        pack: what autograd calls with each tensor that the layer saves that runs now.
     """
 
     def __init__(self, mover: Mover, stays: Iterable[Tensor]) -> None:
+        self.pack: Callable[[Tensor], Tensor | _Moved | _Kept] = self._keep
         self._mover = mover
         self._known: weakref.WeakKeyDictionary[Any, Callable[[], Memory | _Staying | None] | None]
         self._known = weakref.WeakKeyDictionary()
@@ -91,8 +95,8 @@ class Trip:
         Args:
             moved: whether its memory is moved.
         """
-        pack = self._pack if moved else self._keep
-        with saved_tensors_hooks(pack, _unpack):
+        self.pack = self._pack if moved else self._keep
+        with saved_tensors_hooks(self.pack, unpack):
             yield
 
     def leave(self, output: Any, *, one_by_one: bool = False) -> None:

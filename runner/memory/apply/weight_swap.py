@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from runner.memory.apply.host_buffers import HostBuffers
 from runner.memory.apply.host_lanes import Lane, Load, Pair
 from runner.memory.apply.mover import Moving
+from runner.memory.apply.trip import MovedStage, Trip, unpack
 from runner.memory.solve.residency import ActionTurns, Turn
 from runner.model.layers import Part
 
@@ -353,10 +354,11 @@ class UsingWeights:
         swap: brings them.
         unit: the part's weights.
         part: the part; if it is computed again in the backward, it keeps no weights itself.
+        stage: the trip in which what the part saves besides takes part; None: that stays on the device.
     """
 
-    def __init__(self, swap: WeightSwap, unit: HostWeights, part: Part) -> None:
-        self._swap, self._unit, self._around = swap, unit, part.around
+    def __init__(self, swap: WeightSwap, unit: HostWeights, part: Part, stage: MovedStage | None = None) -> None:
+        self._swap, self._unit, self._around, self._stage = swap, unit, part.around, stage
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         def reached(value: Any) -> Any:
@@ -367,11 +369,26 @@ class UsingWeights:
             return self._around(reached, value, seeded=seeded)
         if not torch.is_grad_enabled():
             return reached(value)
-        with saved_tensors_hooks(self._unit.note, self._found):
+        trip = self._stage.trip if self._stage is not None else None
+        with saved_tensors_hooks(self._unit.note if trip is None else self._packing(trip), self._found):
             return reached(value)
 
-    def _found(self, saved: Tensor | _Note) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
+    def _packing(self, trip: Trip) -> Callable[[Tensor], Any]:
+        """The hook that notes weights, and hands everything else to the trip. Autograd calls the innermost hook alone.
+
+        Args:
+            trip: the trip of the forward that runs.
+        """
+        pack = trip.pack
+
+        def packed(tensor: Tensor) -> Any:
+            noted = self._unit.note(tensor)
+            return noted if isinstance(noted, _Note) else pack(noted)
+
+        return packed
+
+    def _found(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _Note):
+            return unpack(saved)
         self._swap.reach(saved.unit)
         return saved.unit.found(saved)

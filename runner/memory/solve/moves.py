@@ -8,7 +8,7 @@ holds them until the backward. :mod:`runner.memory.apply.trip` does what is pred
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -98,8 +98,18 @@ def _moves(chain: Sequence[LayerProfile], tensors: StageTensors, segments: Seque
                     freed_bytes=inner + sum(freed.values()),
                     sent_after=end - at if segment.recompute else 0,
                     one_by_one=segment.one_by_one,
+                    asking_bytes=_asking_bytes(chain[at], leaving.keys() & held.keys()) if at == last else 0,
                 )
     return made
+
+
+def _asking_bytes(layer: LayerProfile, kept: Collection[int]) -> int:
+    """What the last layer's backward makes before it asks for what was moved, if it has saved some of its output.
+
+    An operator that saves its output, such as a hyperbolic tangent, is the layer's last one, and makes a gradient of
+    this size.
+    """
+    return layer.gradient_of_output_bytes if kept else 0
 
 
 def _entering(

@@ -13,7 +13,7 @@ stage has ended.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -140,6 +140,21 @@ class RankTurns(NamedTuple):
                     taken = turn.device_bytes - (spared.get(layer, 0) if turn.begins else 0)
                     found[layer] = max(found.get(layer, 0), taken)
         return found
+
+    def turning(self, moving: Set[int]) -> RankTurns:
+        """The same turns, of those backwards alone before which no other micro-batch ran forward than their own.
+
+        Args:
+            moving: the layers that save something which is moved; forwards without such layers do not count.
+        """
+        found, latest = [], None
+        for action in self.actions:
+            run = action.run
+            if run.backward and run[1:3] == latest:
+                found.append(action)
+            elif not run.backward and not moving.isdisjoint(run.layers):
+                latest = run[1:3]
+        return self._replace(actions=tuple(found))
 
 
 def stage_runs(program: Program, first_trained: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from runner.errors import Problem, raise_problems
@@ -109,6 +109,31 @@ def stages_of(
     """
     raise_problems([*_crossing_weights(draft, layers), *_frozen_stages(draft, layers)])
 
+    made = _stages_of(draft, layers, notes, choose)
+    if draft.config.offload.scope != "all" or not made.turns:
+        return made
+    weights_alone = _stages_of(_with_activations_kept(draft), layers, notes, None)
+    fitting = (each for each in (made, weights_alone) if max(_peaks(draft, each.figures)) <= draft.limit_bytes)
+    return min(fitting, key=lambda each: _bytes_moved(draft, each), default=made)
+
+
+def _with_activations_kept(draft: Draft) -> Draft:
+    config = draft.config
+    return replace(draft, config=replace(config, offload=replace(config.offload, activations="none")))
+
+
+def _peaks(draft: Draft, figures: Sequence[StageFigures]) -> Sequence[int]:
+    return memory_of(draft, lower(draft.schedule), figures).peak_bytes
+
+
+def _bytes_moved(draft: Draft, stages: Stages) -> int:
+    """What a step moves to the host's memory and back, of activations and of weights."""
+    forwards = (action.stage for row in draft.schedule.actions for action in row if action.op is Op.F)
+    activations = 2 * sum(stages.figures[stage].moved_bytes for stage in forwards)
+    return activations + sum(sum(rank.traffic) for rank in stages.turns)
+
+
+def _stages_of(draft: Draft, layers: Partition, notes: tuple[str, ...], choose: ProgramChoice | None) -> Stages:
     activations, costs = _planned_activations(draft, layers, choose or choice_of(draft))
     if has_peers(draft.config) and draft.schedule.moves:
         activations = with_lenders_whole(activations, layers, draft.schedule)
@@ -124,10 +149,8 @@ def stages_of(
 def _planned_weights(
     draft: Draft, layers: Partition, activations: ActivationPlan, costs: ModelProfile
 ) -> tuple[WeightPlan, ModelProfile]:
-    program = lower(draft.schedule)
-
     def peaks(made: ModelProfile) -> Sequence[int]:
-        return memory_of(draft, program, stage_figures(made, layers)).peak_bytes
+        return _peaks(draft, stage_figures(made, layers))
 
     return plan_weights(
         draft.config,

@@ -207,13 +207,15 @@ class LayerRanges:
         found = []
         for at in range(first, end):
             layer, backward = self._chain[at], self._chain[at].backward_transient_bytes
+            asking = layer.moves.asking_bytes
             if at < end - 1:
                 so_far = self._saved[at + 1] - self._saved[end] + held_output_bytes
                 backward = so_far + layer.gradient_of_output_bytes + layer.inner_backward_bytes
+                asking = max(0, so_far + layer.gradient_of_output_bytes + asking) if asking else 0
             forward = self._saved[at + 1] - self._saved[first] + layer.forward_transient_bytes
             of_i = self._split.peak_of_layer(at, end, held_in_i)
             seconds = layer.forward_seconds, layer.backward_seconds
-            found.append(MovedLayer(layer.moves, *seconds, forward, backward, of_i))
+            found.append(MovedLayer(layer.moves, *seconds, forward, backward, of_i, asking))
         return tuple(found)
 
     def _forward_peak(self, first: int, end: int, moved: Sequence[MovedLayer]) -> int:

@@ -30,6 +30,8 @@ class MovedLayer(NamedTuple):
         backward_peak_bytes: the same for the backward, if nothing had come back.
         input_backward_peak_bytes: the same for the first part of a backward in two parts, if all had come back; None =
             not known, at most that of the whole backward with all that comes back.
+        asking_bytes: like ``backward_peak_bytes``, when it asks for the first tensor that has been moved; 0 = its
+            beginning is not a moment of its own.
     """
 
     moves: LayerMoves
@@ -38,6 +40,7 @@ class MovedLayer(NamedTuple):
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     input_backward_peak_bytes: int | None = None
+    asking_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -114,10 +117,13 @@ class OnTheWay:
         """Yield the beginning of a backward, as layer ``len(layers)``, and its layers, with the bytes that are on their
         way out or have come back.
 
+        The first layer that needs what was moved frees what is on its way out, and what it has made before is there
+        together with that: this moment is yielded as one of the beginning.
+
         Args:
             of, layers: what they are for :meth:`forward`.
         """
-        back = _Back(layers)
+        back, first = _Back(layers), max((at for at, layer in enumerate(layers) if layer.moves.needs), default=-1)
 
         def held() -> dict[Hashable, int]:
             return {
@@ -127,6 +133,8 @@ class OnTheWay:
 
         yield len(layers), held()
         for at in reversed(range(len(layers))):
+            if at == first and layers[at].asking_bytes:
+                yield len(layers), {**held(), ("asking", of, at): layers[at].asking_bytes}
             for distance in layers[at].moves.needs:
                 if back.use(at - distance):
                     self._has_left(of, at - distance)

@@ -46,7 +46,7 @@ def seconds_alone(stage: StageFigures, in_flight: int, copy_seconds: Callable[[f
             of = (0, turn - in_flight)
             now = host.backward(of, moves, now, now, stage.backward_seconds, all_at_once=False)
         if turn < count:
-            now = host.forward((0, turn), moves, now, stage.forward_seconds)
+            now = host.forward((0, turn), moves, now, now, stage.forward_seconds)
     waited = host.waited / count
     return stage.seconds + (waited if waited > _ROUNDING * stage.seconds else 0.0)
 
@@ -59,4 +59,5 @@ def _moves(stage: StageFigures, ratio: float, copy_seconds: Callable[[float], fl
         copying=tuple(copy_seconds(layer.num_bytes * ratio) for layer in stage.moved),
         one_by_one=frozenset(at for at, layer in enumerate(stage.moved) if layer.moves.one_by_one),
         needs=tuple(layer.moves.needs for layer in stage.moved),
+        first=stage.first,
     )

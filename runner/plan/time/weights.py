@@ -58,7 +58,7 @@ class _Rank:
             self._held = held
             if backward and turn.unit is not None:
                 self._dirty.add(turn.unit)
-            turns.append(WeightTurn(share, turn.unit, coming, leaving))
+            turns.append(WeightTurn(share, turn.unit, coming, leaving, turn.layers))
         last = self._leave(set(action.going_home))
         self._held = self._held - set(action.going_home)
         return WeightRun(tuple(turns), last, action.is_last)

@@ -11,8 +11,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["HostLink", "StageMoves", "shares"]
+__all__ = ["HostLink", "Lanes", "StageMoves", "WeightTurns", "shares"]
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The lanes between a rank and its host's memory: the moments from which each of them is free."""
+
+    out_free: float = 0.0
+    back_free: float = 0.0
+
+    def carry_out(self, now: float, copying: float) -> float:
+        """The moment when something has left that is sent now, and takes ``copying``."""
+        self.out_free = max(now, self.out_free) + copying
+        return self.out_free
+
+    def carry_back(self, now: float, copying: float) -> float:
+        """The moment when something is there that is asked for now, and takes ``copying``."""
+        self.back_free = max(now, self.back_free) + copying
+        return self.back_free
+
+
+class WeightTurns(Protocol):
+    """The weights that a forward or backward needs, which come over the same lanes; moments as in :class:`HostLink`."""
+
+    def ask(self, now: float) -> float:
+        """Ask for the first weights; return the moment when what leaves before has left."""
+        ...
+
+    def reach(self, layer: int, now: float) -> float:
+        """The moment when a layer, an index in the whole model, has its weights."""
+        ...
+
+    def end(self, now: float) -> float:
+        """The end of the run, if its last layer ends now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +62,7 @@ class StageMoves:
             back only when all that came back before has been used.
         needs: for each layer, the distances of the layers whose moved tensors its backward reads: 0 is the layer
             itself, 1 the one before it. Empty: each layer reads its own.
+        first: the index of its first layer in the whole model.
     """
 
     forward: tuple[float, ...]
@@ -35,6 +71,7 @@ class StageMoves:
     copying: tuple[float, ...]
     one_by_one: frozenset[int] = frozenset()
     needs: tuple[tuple[int, ...], ...] = ()
+    first: int = 0
 
     def needed(self, layer: int) -> list[int]:
         """The layers whose moved tensors a layer's backward reads, itself first."""
@@ -52,38 +89,49 @@ class HostLink:
 
     Args:
         stages: what the rank's stages move.
+        lanes: its lanes; None: its own, which nothing else uses.
 
     Attributes:
         waited: the time in which forwards and backwards have waited for moves.
     """
 
-    def __init__(self, stages: Sequence[StageMoves]) -> None:
+    def __init__(self, stages: Sequence[StageMoves], lanes: Lanes | None = None) -> None:
         self.waited = 0.0
         self._room = max((stage.largest for stage in stages), default=0.0)
-        self._out_free = 0.0
-        self._in_free = 0.0
+        self._lanes = lanes or Lanes()
         self._leaving: list[tuple[float, float]] = []  # the moment when it has left, and its bytes
         self._left: dict[tuple[int, int | None], list[float]] = {}  # stage and micro-batch -> moments, by layer
 
-    def forward(self, of: tuple[int, int | None], moves: StageMoves, start: float, seconds: float) -> float:
+    def forward(
+        self,
+        of: tuple[int, int | None],
+        moves: StageMoves,
+        asked: float,
+        start: float,
+        seconds: float,
+        turns: WeightTurns | None = None,
+    ) -> float:
         """The end of a forward.
 
         Args:
             of: its stage and micro-batch.
             moves: what the stage moves.
+            asked: when its first weights are asked for: when its rank is free.
             start: when it starts.
             seconds: its duration without waits.
+            turns: the weights that come for it; None: all are there.
         """
-        now, left = start, []
+        now, left = start if turns is None else max(start, turns.ask(asked)), []
         for at, (share, size, copying) in enumerate(zip(moves.forward, moves.sizes, moves.copying, strict=True)):
+            if turns is not None:
+                now = turns.reach(moves.first + at, now)
             now += share * seconds
             if size:
                 now = self._with_room(now, self._room if at in moves.one_by_one else size)
-                self._out_free = max(now, self._out_free) + copying
-                self._leaving.append((self._out_free, size))
-            left.append(self._out_free)
+                self._leaving.append((self._lanes.carry_out(now, copying), size))
+            left.append(self._lanes.out_free)
         self._left[of] = left
-        return self._ended(now, start + seconds)
+        return self._ended(now if turns is None else turns.end(now), start + seconds)
 
     def backward(
         self,
@@ -92,23 +140,27 @@ class HostLink:
         asked: float,
         start: float,
         seconds: float,
+        turns: WeightTurns | None = None,
         *,
         all_at_once: bool,
     ) -> float:
         """The end of a backward, or of its first part if it is split.
 
         Args:
-            of, moves, start, seconds: what they are for :meth:`forward`.
-            asked: when the first tensors are asked for: when its rank is free.
+            of, moves, start, seconds, turns: what they are for :meth:`forward`.
+            asked: when the first tensors and weights are asked for: when its rank is free.
             all_at_once: whether it needs all tensors before it begins, because it is split.
         """
-        fetching = _Fetching(moves, self._left.pop(of), self._in_free, all_at_once=all_at_once)
+        fetching = _Fetching(moves, self._left.pop(of), self._lanes, all_at_once=all_at_once)
         fetching.ask(asked)
-        now = max(start, fetching.lane_free) if all_at_once else start
+        now = max(start, self._lanes.back_free) if all_at_once else start
+        if turns is not None:
+            now = max(now, turns.ask(asked))
         for layer in reversed(range(len(moves.sizes))):
+            if turns is not None:
+                now = turns.reach(moves.first + layer, now)
             now = fetching.use(layer, now) + moves.backward[layer] * seconds
-        self._in_free = fetching.lane_free
-        return self._ended(now, start + seconds)
+        return self._ended(now if turns is None else turns.end(now), start + seconds)
 
     def _with_room(self, now: float, size: float) -> float:
         """The moment when so many bytes more may be on their way out."""
@@ -127,12 +179,12 @@ class _Fetching:
 
     Args:
         left: for each layer, when its tensors have left.
-        lane_free: when the lane can carry the first of them.
+        lanes: the rank's lanes.
         all_at_once: whether it asks for everything at once.
     """
 
-    def __init__(self, moves: StageMoves, left: Sequence[float], lane_free: float, *, all_at_once: bool) -> None:
-        self.lane_free = lane_free
+    def __init__(self, moves: StageMoves, left: Sequence[float], lanes: Lanes, *, all_at_once: bool) -> None:
+        self._lanes = lanes
         self._moves, self._left, self._all_at_once = moves, left, all_at_once
         self._room = sum(moves.sizes) if all_at_once else moves.largest
         self._to_ask = [layer for layer, size in enumerate(moves.sizes) if size]
@@ -164,8 +216,7 @@ class _Fetching:
 
     def _fetch(self, layer: int, now: float) -> None:
         self._to_ask.remove(layer)
-        self.lane_free = max(now, self.lane_free, self._left[layer]) + self._moves.copying[layer]
-        self._there[layer] = self.lane_free
+        self._there[layer] = self._lanes.carry_back(max(now, self._left[layer]), self._moves.copying[layer])
         self._unused += self._moves.sizes[layer]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
-from runner.schedule.simulation.host_link import HostLink, StageMoves
+from runner.schedule.simulation.host_link import HostLink, Lanes, StageMoves
 from runner.schedule.simulation.weight_link import WeightLink, WeightRun
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step
@@ -61,8 +61,11 @@ class Resources:
         self._chance = chance
         self._moves = moves
         own = [self._schedule.stages_of(rank) if moves else () for rank in range(view.ranks)]
-        self.hosts = [HostLink([moves[stage] for stage in stages]) for stages in own]
-        self._weights = [WeightLink(runs) for runs in weights]
+        lanes = [Lanes() for _ in range(view.ranks)]  # of a rank: what stages save and weights share them
+        self.hosts = [
+            HostLink([moves[stage] for stage in stages], shared) for stages, shared in zip(own, lanes, strict=True)
+        ]
+        self._weights = [WeightLink(runs, shared) for runs, shared in zip(weights, lanes, strict=bool(weights))]
         self._free = [0.0] * view.ranks
         self._links: dict[tuple[int, int | None], float] = defaultdict(float)  # sender, receiver -> when it is free
         self._reductions = [_Reductions() for _ in range(view.ranks)]
@@ -71,7 +74,8 @@ class Resources:
     @property
     def waited_for_host(self) -> tuple[float, ...]:
         """For each rank, the time in which it has waited for its host."""
-        return tuple(link.waited for link in (self._weights or self.hosts))
+        weights = [link.waited for link in self._weights] or [0.0] * len(self.hosts)
+        return tuple(host.waited + other for host, other in zip(self.hosts, weights, strict=True))
 
     def play(self, steps: Sequence[Step]) -> None:
         """Play all steps, which must be in an order in which they can run.
@@ -125,15 +129,16 @@ class Resources:
 
     def _computed(self, rank: int, action: Action, start: float, seconds: float) -> float:
         """The end of compute or STEP, which takes ``seconds`` and may have to wait for its rank's host."""
-        if self._weights and action.op in _MOVING:
-            key = action.op is not Op.F, action.stage, action.microbatch or 0
-            return self._weights[rank].run(key, self._free[rank], start, seconds)
-        if not self._moves or action.op not in _MOVING:
+        if action.op not in _MOVING or not (self._weights or self._moves):
             return start + seconds
+        asked, key = self._free[rank], (action.op is not Op.F, action.stage, action.microbatch or 0)
+        if not self._moves:
+            return self._weights[rank].run(key, asked, start, seconds)
         of, moves, host = (action.stage, action.microbatch), self._moves[action.stage], self.hosts[rank]
+        turns = self._weights[rank].turns(key) if self._weights else None
         if action.op is Op.F:
-            return host.forward(of, moves, start, seconds)
-        return host.backward(of, moves, self._free[rank], start, seconds, all_at_once=action.op is Op.I)
+            return host.forward(of, moves, asked, start, seconds, turns)
+        return host.backward(of, moves, asked, start, seconds, turns, all_at_once=action.op is Op.I)
 
     def _send(self, rank: int, action: Action, ready: float, made: Sequence[Action]) -> tuple[float, float]:
         """The moments when a message starts and when it has arrived."""
