@@ -46,6 +46,7 @@ _L2L: Words = (
 )  # fmt: skip
 _LORA: Words = ("adapter=lora", "adapter.targets=[query_key_value,up,down]")
 _FROZEN: Words = (*_LORA, "offload=weights_blockswap", f"offload.blocks={_BLOCKS}", "offload.frozen_only=true")
+_BOTH: Words = ("offload=activations_greedy", "offload.scope=all")
 
 STRATEGIES: Mapping[str, Words] = {
     "none": (),
@@ -55,6 +56,7 @@ STRATEGIES: Mapping[str, Words] = {
     "blockswap, 2 blocks": ("offload=weights_blockswap", "offload.blocks=2"),
     "blockswap, all blocks": ("offload=weights_blockswap", f"offload.blocks={_BLOCKS}"),
     "l2l": _L2L,
+    "activations and weights, 6 MB": (*_BOTH, "memory_limit=6000000"),
 }
 SIZES: Mapping[str, Words] = {
     "none": (),
@@ -62,6 +64,9 @@ SIZES: Mapping[str, Words] = {
     "activations moved (`offload=activations_pofo`)": ("offload=activations_pofo",),
     "both (`offload=auto`)": ("offload=auto",),
     "ZeRO-Offload (`zero=offload`)": ("zero=offload",),
+    "weights moved (`offload=weights_granular`)": ("offload=weights_granular",),
+    "activations and weights moved (`offload=activations_greedy offload.scope=all`)": _BOTH,
+    "the same, layers run again (`activation_checkpoint=full`)": (*_BOTH, "activation_checkpoint=full"),
     "`offload=weights_l2l`": _L2L,
     "frozen weights moved, LoRA trained (`offload=weights_blockswap`)": _FROZEN,
 }
@@ -182,8 +187,8 @@ def _bytes(plan: RunPlan, record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "predicted_bytes": max(plan.peak_memory_bytes),
         "counted_bytes": max(record["peak_memory_bytes"]["measured"]),
-        "predicted_moved": sum(plan.host_weight_bytes),
-        "counted_moved": round(moved["host_weights"] + moved["host_weight_gradients"]),
+        "predicted_moved": round(sum(plan.host_weight_bytes) + 2 * plan.host_activation_bytes),
+        "counted_moved": round(sum(num_bytes for kind, num_bytes in moved.items() if kind.startswith("host_"))),
     }
 
 
