@@ -28,7 +28,7 @@ from runner.model.seeds import mix_seed, seed_torch
 from runner.plan.choices import ProgramChoice, program_cost
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
-from runner.recipes.rematerialization.paced import STEP_SECONDS, SlowDevice, step_flops, with_flops_as_seconds
+from runner.recipes.rematerialization.paced import LAUNCHES, STEP_SECONDS, SlowDevice, step_flops, with_flops_as_seconds
 
 __all__ = ["BUDGETED", "BUDGETS", "LOSS_BYTES", "STRATEGIES", "measure"]
 
@@ -147,7 +147,7 @@ class _Bench:
         profile = with_flops_as_seconds(profile_layers(sources, *task.batch, task.loss, torch.float32), 1.0)
         self._task, self._timed = task, timed
         self._stage = build_stage(sources, 0, len(sources) - 1)
-        self._device = SlowDevice(step_flops(profile) / STEP_SECONDS)
+        self._device = SlowDevice(step_flops(profile) / STEP_SECONDS, LAUNCHES)
         self._choosing: dict[str, ProgramChoice] = {}
         self._whole = (Segment(0, len(sources) - 1),)
         self._rows: dict[Program, dict[str, int | float]] = {}
