@@ -171,8 +171,9 @@ class Pool:
 
     def free(self, needed: Value | None, *, held: bool = False) -> list[Value]:
         """The values that may be dropped, but for one that is needed; ``held``: with what a backward may hold now."""
-        free = (value for value in self._kept if not self._uses[value] and value is not needed)
-        return [value for value in free if held or weakref.ref(value) not in self._brought]
+        free = [value for value in self._kept if value not in self._uses and value is not needed]
+        brought = () if held else {each() for each in self._brought}
+        return [value for value in free if value not in brought]
 
     def no_room(self, num_bytes: int) -> NoRoomError:
         """The error that there is no room for so many bytes besides."""
@@ -215,9 +216,7 @@ class Pool:
         self.make_room(operator.num_bytes, needed=target)
         made = operator.run({value: on_the_way[value] if value.tensor is None else value.tensor for value in inputs})
         self.clock += operator.cost
-        found = [(value, made[at]) for at, value in operator.outputs.items()]
-        found += [(value, self._taken(value.before, on_the_way)) for value in operator.changes]
-        for value, tensor in found:
+        for value, tensor in [(value, self._tensor_of(value, made, on_the_way)) for value in operator.made]:
             if value.tensor is None and (value is target or value.slots):
                 self._keep(value, tensor)
             elif value.tensor is None and self._uses[value]:
@@ -225,12 +224,21 @@ class Pool:
                 self.take(value)
         for value in inputs:
             self._uses[value] -= 1
-            if not self._uses[value] and value in on_the_way:
+            if self._uses[value]:
+                continue
+            del self._uses[value]
+            if value in on_the_way:
                 self._taken(value, on_the_way)
 
-    def _taken(self, value: Value | None, on_the_way: dict[Value, Tensor]) -> Tensor:
+    def _tensor_of(self, value: Value, made: list[Tensor], on_the_way: dict[Value, Tensor]) -> Tensor:
+        """What an operator that has run again has made, or changed, of a value."""
+        if value.output is not None:
+            return made[value.output]
+        assert value.before is not None  # it is the change of another value
+        return self._taken(value.before, on_the_way)
+
+    def _taken(self, value: Value, on_the_way: dict[Value, Tensor]) -> Tensor:
         """The tensor of a value on the way, which is no longer counted."""
-        assert value is not None  # a change is that of a value
         self.give_back(value)
         return on_the_way.pop(value)
 
@@ -254,14 +262,13 @@ def _leading_to(value: Value) -> set[Operator]:
 def _depending_on(value: Value) -> set[Operator]:
     """The operators whose results are not there and would need a value, directly or by others that are not there."""
     found: set[Operator] = set()
-    waiting = list(value.users)
+    waiting = value.users
     while waiting:
         operator = waiting.pop()
         if operator not in found:
             found.add(operator)
-            made = (*operator.outputs.values(), *operator.changes)
-            waiting += [user for each in made if each.tensor is None for user in each.users]
-    return {each for each in found if any(made.tensor is None for made in (*each.outputs.values(), *each.changes))}
+            waiting += [user for each in operator.made if each.tensor is None for user in each.users]
+    return {each for each in found if any(made.tensor is None for made in each.made)}
 
 
 def _around(value: Value) -> set[Value]:
@@ -279,7 +286,7 @@ def _around(value: Value) -> set[Value]:
 def _made_from(value: Value) -> Iterator[Value]:
     """The values that operators make of a value."""
     for user in value.users:
-        yield from (*user.outputs.values(), *user.changes)
+        yield from user.made
 
 
 def _made_of(value: Value) -> Iterator[Value]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 __all__ = ["InPlaceError", "Operator", "Place", "Recorder", "Value"]
@@ -51,7 +50,16 @@ class Value:
     tensor: Tensor | None = None
     slots: int = 0
     last_use: float = 0.0
-    users: weakref.WeakSet[Operator] = field(default_factory=weakref.WeakSet)
+    _users: list[weakref.ref[Operator]] = field(default_factory=list)
+
+    @property
+    def users(self) -> list[Operator]:
+        """The operators that need it and are themselves still needed, in the order in which they ran."""
+        return [operator for each in self._users if (operator := each()) is not None]
+
+    def note_user(self, operator: Operator) -> None:
+        """Note an operator that needs it."""
+        self._users.append(weakref.ref(operator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,6 @@ class Operator:
         cost: an estimate of its seconds, in bytes that are read or written.
         num_bytes: what it allocates when it runs again: the storages that it made, and copies of buffers.
         number: counts operators in the order in which they ran.
-        outputs: the values that it made and that are still needed, by their place; those that it changed are not in.
-        changes: the values that it changed, each with the one before.
     """
 
     function: Any
@@ -104,13 +110,21 @@ class Operator:
     cost: float
     num_bytes: int
     number: int = field(default_factory=lambda: next(_numbers))
-    outputs: weakref.WeakValueDictionary[int, Value] = field(default_factory=weakref.WeakValueDictionary)
-    changes: weakref.WeakSet[Value] = field(default_factory=weakref.WeakSet)
+    _made: list[weakref.ref[Value]] = field(default_factory=list)
+
+    @property
+    def made(self) -> list[Value]:
+        """The values that it made, or changed in place, and that are still needed."""
+        return [value for each in self._made if (value := each()) is not None]
+
+    def note_made(self, value: Value) -> None:
+        """Note a value that it has made or changed."""
+        self._made.append(weakref.ref(value))
 
     @cached_property
     def inputs(self) -> list[Value]:
         """The values from which it is computed, with those that it changes."""
-        places = (leaf for leaf in tree_leaves(self.arguments) if isinstance(leaf, Place))
+        places = (leaf for leaf in _leaves(self.arguments) if isinstance(leaf, Place))
         return list(dict.fromkeys(place.value for place in places))
 
     def run(self, wholes: dict[Value, Tensor]) -> list[Tensor]:
@@ -125,10 +139,10 @@ class Operator:
                 return leaf.within(wholes[leaf.value])
             return leaf.tensor.clone() if isinstance(leaf, _Buffer) else leaf
 
-        args, kwargs = tree_map(given, self.arguments)
+        args, kwargs = _mapped(given, self.arguments)
         with torch.no_grad(), _drawing_from(self.random):
             result = self.function(*args, **kwargs)
-        return _new_storages(result, (args, kwargs))
+        return _new_storages(result, _strided((args, kwargs)))
 
 
 class InPlaceError(RuntimeError):
@@ -156,34 +170,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _makes_views(func):
+            return func(*args, **kwargs)
         given = _strided((args, kwargs))
         changed = _changed(func, args, kwargs)
         self._refuse(func, changed, kwargs)
         random = _states(given) if torch.Tag.nondeterministic_seeded in func.tags else None
-        arguments = tree_map(self._held, (args, kwargs))
+        arguments = _mapped(self._held, (args, kwargs))
         result = func(*args, **kwargs)
-        made = _new_storages(result, (args, kwargs))
+        made = _new_storages(result, given)
         befores = [value for each in changed if (value := self._values.get(each.untyped_storage())) is not None]
         if made or befores:
-            copies = [leaf.tensor for leaf in tree_leaves(arguments) if isinstance(leaf, _Buffer)]
+            copies = [leaf.tensor for leaf in _leaves(arguments) if isinstance(leaf, _Buffer)] if self._buffers else []
             num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in (*made, *copies))
-            operator = Operator(func, arguments, random, _cost(func, args, kwargs, result), num_bytes)
+            cost = _cost(func, args, kwargs, [*given, *_strided(result)], result)
+            operator = Operator(func, arguments, random, cost, num_bytes)
             self._note(operator, made, befores, changed)
         return result
 
     def _note(self, operator: Operator, made: list[Tensor], befores: list[Value], changed: list[Tensor]) -> None:
         for each in operator.inputs:
-            each.users.add(operator)
+            each.note_user(operator)
+        values = []
         for at, tensor in enumerate(made):
             storage = tensor.untyped_storage()
-            value = operator.outputs[at] = Value(operator, at, None, storage.nbytes(), tensor.dtype)
-            self._values[storage] = value
+            self._values[storage] = value = Value(operator, at, None, storage.nbytes(), tensor.dtype)
+            values.append(value)
         storages = {self._values.get(tensor.untyped_storage()): tensor.untyped_storage() for tensor in changed}
         for before in befores:
             value = Value(operator, None, before, before.num_bytes, before.dtype)
-            operator.changes.add(value)
             self._values[storages[before]] = value
-        for value in (*operator.outputs.values(), *operator.changes):
+            values.append(value)
+        for value in values:
+            operator.note_made(value)
+        for value in values:
             self._made(value)
 
     def _held(self, leaf: Any) -> Any:
@@ -203,13 +223,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             raise RuntimeError(f"{func} draws from a generator of its own, whose numbers could not be drawn again")
 
 
+def _leaves(nest: Any) -> Iterator[Any]:
+    """The leaves of what an operator takes or returns. Torch's general walk takes several times as long."""
+    if isinstance(nest, (tuple, list)):
+        for each in nest:
+            yield from _leaves(each)
+    elif isinstance(nest, dict):
+        yield from _leaves(list(nest.values()))
+    else:
+        yield nest
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The same nest with the result of a function in the place of each leaf."""
+    if isinstance(nest, (tuple, list)):
+        return type(nest)([_mapped(function, each) for each in nest])
+    if isinstance(nest, dict):
+        return {key: _mapped(function, each) for key, each in nest.items()}
+    return function(nest)
+
+
 def _strided(nest: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+    return [leaf for leaf in _leaves(nest) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
-def _new_storages(result: Any, given: Any) -> list[Tensor]:
+def _new_storages(result: Any, given: list[Tensor]) -> list[Tensor]:
     """One tensor for each storage of a result that is none of the given ones."""
-    known = {tensor.untyped_storage()._cdata for tensor in _strided(given)}
+    known = {tensor.untyped_storage()._cdata for tensor in given}
     found: dict[int, Tensor] = {}
     for tensor in _strided(result):
         if (address := tensor.untyped_storage()._cdata) not in known:
@@ -230,8 +270,16 @@ def _written(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
 
 
-def _cost(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> float:
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in _strided((args, kwargs, result)))
+@cache
+def _makes_views(func: Any) -> bool:
+    """Whether all that an operator returns lies, unchanged, in what it was given, as most operators of a forward do."""
+    views = [each.alias_info for each in func._schema.returns]
+    may_copy = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # as reshape
+    return func.is_view and not may_copy and all(each is not None and not each.is_write for each in views)
+
+
+def _cost(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], result: Any) -> float:
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     count = flop_registry.get(getattr(func, "_overloadpacket", None))
     return moved + (float(count(*args, **kwargs, out_val=result)) / _FLOPS_PER_BYTE if count is not None else 0.0)
 

@@ -119,8 +119,10 @@ class Arena(Generic[Item]):
             inside.append((block, own))
             while len(inside) > 1 and block.end - inside[1][0].start >= num_bytes:
                 inside.pop(0)
+            if block.end - inside[0][0].start < num_bytes:
+                continue
             total = sum(each for _, each in inside)
-            if block.end - inside[0][0].start >= num_bytes and (best is None or total < best[0]):
+            if best is None or total < best[0]:
                 best = total, [each.item for each, _ in inside if each.item is not None]
         return None if best is None else best[1]
 
