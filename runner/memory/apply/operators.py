@@ -274,8 +274,9 @@ def _written(func: Any) -> tuple[tuple[int, str], ...]:
 def _makes_views(func: Any) -> bool:
     """Whether all that an operator returns lies, unchanged, in what it was given, as most operators of a forward do."""
     views = [each.alias_info for each in func._schema.returns]
-    may_copy = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # as reshape
-    return func.is_view and not may_copy and all(each is not None and not each.is_write for each in views)
+    if not func.is_view or any(each is None or each.is_write for each in views):
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # may copy
 
 
 def _cost(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], result: Any) -> float:
