@@ -26,6 +26,9 @@ class ArenaProgram(EvictingProgram):
     installer: ClassVar[str] = "runner.memory.apply.arena_pool:install_arena"
 
 
+_SURELY = 1 + 1e-6  # a cost above another one by this factor is above it, whatever was rounded
+
+
 class _Block(NamedTuple, Generic[Item]):
     """A part of the arena: an item, or a gap if there is none."""
 
@@ -60,6 +63,7 @@ class Arena(Generic[Item]):
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._places: dict[Item, tuple[int, int]] = {}
+        self._held_bytes = 0
         self.peak_bytes = 0
 
     def __contains__(self, item: Item) -> bool:
@@ -68,7 +72,7 @@ class Arena(Generic[Item]):
     @property
     def held_bytes(self) -> int:
         """The bytes of all items."""
-        return sum(end - start for start, end in self._places.values())
+        return self._held_bytes
 
     @property
     def fragmentation(self) -> float:
@@ -85,17 +89,20 @@ class Arena(Generic[Item]):
         if free:
             start = free[-1][1] - num_bytes if from_end else free[0][0]
         self._places[item] = start, start + num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self._held_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
         return True
 
     def shrink(self, item: Item, num_bytes: int) -> None:
         """Free all but the first bytes of an item."""
-        start, _ = self._places[item]
+        start, end = self._places[item]
         self._places[item] = (start, start + num_bytes)
+        self._held_bytes += num_bytes - (end - start)
 
     def remove(self, item: Item) -> None:
         """Free the memory of an item."""
-        del self._places[item]
+        start, end = self._places.pop(item)
+        self._held_bytes -= end - start
 
     def window(self, num_bytes: int, cost: Callable[[Item], float | None]) -> list[Item] | None:
         """The items side by side, with the gaps between them, whose removal makes such a gap for the least cost.
@@ -111,15 +118,17 @@ class Arena(Generic[Item]):
             return []
         best: tuple[float, list[Item]] | None = None
         inside: list[tuple[_Block[Item], float]] = []
+        about = 0.0  # the cost of what is inside, with errors of rounding
         for block in self._blocks():
             own = 0.0 if block.item is None else cost(block.item)
             if own is None:
-                inside = []
+                inside, about = [], 0.0
                 continue
             inside.append((block, own))
+            about += own
             while len(inside) > 1 and block.end - inside[1][0].start >= num_bytes:
-                inside.pop(0)
-            if block.end - inside[0][0].start < num_bytes:
+                about -= inside.pop(0)[1]
+            if block.end - inside[0][0].start < num_bytes or (best is not None and about > _SURELY * best[0]):
                 continue
             total = sum(each for _, each in inside)
             if best is None or total < best[0]:
