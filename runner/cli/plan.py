@@ -181,23 +181,13 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
         raise_problems(planned_problems(config))
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
         with_checkpoint(config)
-    from runner.memory.apply.rehearse import rehearse
+    from runner.launch.run.measured_plan import measured_plan
     from runner.model.device import device_memory_bytes
     from runner.plan.cores import num_cores
-    from runner.plan.make import make_plan
-    from runner.profiling.model import profile_model
 
     notes = [*_epoch_notes(config), *_place_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
-    made = make_plan(
-        config,
-        profile_model(config),
-        device_memory_bytes=device,
-        cores=num_cores(),
-        profile_of=profile_model,
-        rehearse=rehearse,
-        suggest=alone,
-    )
+    made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 
 

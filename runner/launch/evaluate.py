@@ -210,11 +210,9 @@ def evaluation_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
 
 def _run(config: RunConfig, asked: EvaluationRequest) -> tuple[dict[str, int], dict[str, float]] | Outcome:
     """The layout and the figures that rank 0 has left; none for predictions."""
-    from runner.memory.apply.rehearse import rehearse
-    from runner.plan.make import make_plan
-    from runner.profiling.model import profile_model
+    from runner.launch.run.measured_plan import measured_plan
 
-    plan = make_plan(config, profile_model(config), profile_of=profile_model, rehearse=rehearse)
+    plan = measured_plan(config)
     raise_problems(plan.problems)
     place = Path(tempfile.mkdtemp(prefix="runner-evaluate-"))
     try:

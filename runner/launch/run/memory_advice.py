@@ -39,14 +39,13 @@ def advise(config: RunConfig, run_dir: Path) -> None:
 
 def smaller(config: RunConfig, plan: RunPlan) -> str:
     """Overrides whose plan has a peak that is at least a fifth smaller."""
-    from runner.plan.make import make_plan
-    from runner.profiling.model import profile_model
+    from runner.launch.run.measured_plan import measured_plan
 
     peak = max(plan.peak_memory_bytes)
     limited = replace(config, memory_limit=str(int(_LESS * peak)), resume=None)
     told = f"predicted were {format_bytes(peak)} of {format_bytes(plan.memory_limit_bytes)}"
     try:
-        problems = make_plan(limited, plan.profile, profile_of=profile_model).problems
+        problems = measured_plan(limited, plan.profile).problems
     except RequestError:
         problems = ()
     fixes = [problem.fix for problem in problems if problem.fix]

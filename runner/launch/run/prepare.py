@@ -55,13 +55,11 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
-    from runner.memory.apply.rehearse import rehearse
+    from runner.launch.run.measured_plan import measured_plan
     from runner.model.compiled import compile_problems
     from runner.model.device import device_memory_bytes, device_type
     from runner.model.pretrained.check import pretrained_problems
     from runner.plan.cores import num_cores
-    from runner.plan.make import make_plan
-    from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
@@ -71,11 +69,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     raise_problems([*rules(config), *place, *callable_problems(config), *needs])
     raise_problems(pretrained_problems(config))
     _check_epochs(config)
-    profile = profile_model(config)
-    device = device_memory_bytes(config)
-    plan = make_plan(
-        config, profile, device_memory_bytes=device, cores=num_cores(), profile_of=profile_model, rehearse=rehearse
-    )
+    plan = measured_plan(config, device_memory_bytes=device_memory_bytes(config), cores=num_cores())
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
@@ -149,15 +143,13 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
-    from runner.memory.apply.rehearse import rehearse
+    from runner.launch.run.measured_plan import measured_plan
     from runner.model.pretrained.check import pretrained_problems
-    from runner.plan.make import make_plan
-    from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
     raise_problems(pretrained_problems(config))
-    plan = make_plan(config, profile_model(config), profile_of=profile_model, rehearse=rehearse)
+    plan = measured_plan(config)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
 
