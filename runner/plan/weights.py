@@ -59,6 +59,8 @@ def plan_weights(
     options = weight_options(config.offload)
     units = [_units(config, profile, program) for program in activations.stages]
     if not any(units):
+        if config.offload.scope == "all":  # activations may be enough
+            return WeightPlan(), costs
         raise RequestError([_nothing_to_move(config)])
     excess: list[int | None] = [None] * len(units)
     by_budget = strategy.reads_budget and options.fraction is None

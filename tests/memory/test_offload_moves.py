@@ -196,6 +196,33 @@ def run(
 LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]
 
 
+class Doubled(nn.Module):
+    """Saves nothing, and makes a gradient of its own."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * 2.0
+
+
+@pytest.mark.parametrize("end", [nn.Tanh, Doubled])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_gradients_that_are_made_before_anything_moved_is_asked_for_count(schedule: str, end: type[nn.Module]) -> None:
+    """They are there beside what is still leaving, which the first use of something moved frees."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(7)
+        wide = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Tanh(), nn.Tanh(), end())
+        return nn.Sequential(nn.Sequential(nn.Linear(32, 16), nn.Tanh()), wide, nn.Linear(256, 8), nn.Tanh())
+
+    def draw(samples: int) -> tuple[Tensor, Tensor]:
+        chance = torch.Generator().manual_seed(6)
+        return torch.randn(samples, 32, generator=chance), torch.randn(samples, 8, generator=chance)
+
+    case = make, nn.functional.mse_loss, draw
+    moved = run(case, OFFLOADS["async"], pipeline=2, schedule=schedule, samples=300 * COUNT)
+    for measured, predicted in zip(moved.peak, moved.predicted, strict=True):
+        assert 0.99 * predicted <= measured <= predicted + SCALARS
+
+
 MOVING = {each.name: each for each in (OFFLOADS["async"], OFFLOADS["vdnn_all"], EVERY_SECOND)}
 
 

@@ -35,6 +35,7 @@ def test_bits_are_the_same_and_the_limit_is_kept(name: str, pipeline: int) -> No
         assert measured <= min(limit, predicted) + SCALARS
 
 
+WIDER = ("model.kwargs.width=64",)
 ALL = ("offload.scope=all",)
 LAYOUTS: list[tuple[str, ...]] = [
     (),
@@ -60,7 +61,7 @@ def test_activations_and_weights_move_together(case: tuple[str, str, tuple[str, 
     model, name, layout = case
     layout = (*layout, *("model.kwargs.width=64",) * (model == "gpt"))
     kept = run(model, *layout)
-    for share in (0.8, 0.6):
+    for share in (0.8, 0.4):
         limit = int(share * max(kept.plan.peak_memory_bytes))
         both = run(model, *layout, f"offload=activations_{name}", *ALL, f"memory_limit={limit}")
         both.assert_same(kept)
@@ -96,6 +97,37 @@ def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain
 
 def _bytes(plan: RunPlan) -> float:
     return 2 * plan.host_activation_bytes + sum(plan.host_weight_bytes)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("layout", [(), ("parallelism.pipeline=2", "trainer.freeze=['1.*']")], ids=str)
+def test_both_move_where_microbatches_have_no_samples_and_layers_are_frozen(
+    layout: tuple[str, ...], samples: int
+) -> None:
+    layout = (*layout, "model.kwargs.width=64")
+    limit = int(0.4 * max(planned("gpt", *layout).peak_memory_bytes))
+    both = run("gpt", *layout, "offload=activations_greedy", *ALL, f"memory_limit={limit}", samples=samples)
+    both.assert_same(run("gpt", *layout, samples=samples))
+    assert both.activations > 0
+    assert sum(map(sum, both.moved)) > 0
+
+
+def test_weights_move_alone_where_fewer_bytes_move_so() -> None:
+    """Where a little too much is there, one layer's weights are fewer bytes than all activations."""
+    kept = planned("gpt", *WIDER)
+    least = planned("gpt", *WIDER, "offload=activations_async").peak_memory_bytes[0]
+    words = ("offload=activations_greedy", f"memory_limit={least - 1}")
+    both, weights = (planned("gpt", *WIDER, *words, f"offload.scope={scope}") for scope in ("all", "weights"))
+    assert least < kept.peak_memory_bytes[0]
+    assert (_bytes(both), both.activations) == (_bytes(weights), weights.activations)
+    assert both.fits
+
+
+def test_activations_move_alone_where_no_weight_can() -> None:
+    frozen_only = ("offload=activations_greedy", *ALL, "offload.frozen_only=true", "model.kwargs.width=64")
+    plan = planned("gpt", *frozen_only, "memory_limit=1GB")
+    assert plan.fits
+    assert not plan.turns
 
 
 def test_what_a_last_layer_makes_of_an_output_that_stays_is_there_beside_what_still_leaves() -> None:

@@ -41,6 +41,16 @@ def test_loads_come_back_ahead_as_many_as_the_largest_is_worth() -> None:
     assert way.leaving_bytes == 0
 
 
+def test_what_a_layer_makes_before_it_asks_for_something_moved_is_beside_what_is_leaving() -> None:
+    asks = layer(100, 100, 20)._replace(asking_bytes=30)
+    stays = layer(0, 0, 5, needs=(0,))  # it keeps what it saves, and asks for nothing that was moved
+    for layers in ((layer(10, 10, 4), asks), (layer(10, 10, 4), asks, stays)):
+        way = OnTheWay(100)
+        way.forward((0, 0), layers)
+        # 100 are leaving and are fetched, when the layer asks for them; then they have left, and 10 come besides
+        assert way.backward((0, 0), layers) == 30 + 100 + 100
+
+
 def test_what_is_sent_after_a_use_stays() -> None:
     way = OnTheWay(12)
     way.forward((0, 0), LAYERS)

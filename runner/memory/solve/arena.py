@@ -26,9 +26,6 @@ class ArenaProgram(EvictingProgram):
     installer: ClassVar[str] = "runner.memory.apply.arena_pool:install_arena"
 
 
-_SURELY = 1 + 1e-6  # a cost above another one by this factor is above it, whatever was rounded
-
-
 class _Block(NamedTuple, Generic[Item]):
     """A part of the arena: an item, or a gap if there is none."""
 
@@ -118,17 +115,15 @@ class Arena(Generic[Item]):
             return []
         best: tuple[float, list[Item]] | None = None
         inside: list[tuple[_Block[Item], float]] = []
-        about = 0.0  # the cost of what is inside, with errors of rounding
         for block in self._blocks():
             own = 0.0 if block.item is None else cost(block.item)
             if own is None:
-                inside, about = [], 0.0
+                inside = []
                 continue
             inside.append((block, own))
-            about += own
             while len(inside) > 1 and block.end - inside[1][0].start >= num_bytes:
-                about -= inside.pop(0)[1]
-            if block.end - inside[0][0].start < num_bytes or (best is not None and about > _SURELY * best[0]):
+                inside.pop(0)
+            if block.end - inside[0][0].start < num_bytes:
                 continue
             total = sum(each for _, each in inside)
             if best is None or total < best[0]:

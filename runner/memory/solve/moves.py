@@ -98,18 +98,25 @@ def _moves(chain: Sequence[LayerProfile], tensors: StageTensors, segments: Seque
                     freed_bytes=inner + sum(freed.values()),
                     sent_after=end - at if segment.recompute else 0,
                     one_by_one=segment.one_by_one,
-                    asking_bytes=_asking_bytes(chain[at], leaving.keys() & held.keys()) if at == last else 0,
+                    # a segment that is computed again asks for its input before it does anything
+                    asking_bytes=0
+                    if segment.recompute
+                    else _asking_bytes(chain[at], leaving.keys() & held, at == last),
                 )
     return made
 
 
-def _asking_bytes(layer: LayerProfile, kept: Collection[int]) -> int:
-    """What the last layer's backward makes before it asks for what was moved, if it has saved some of its output.
+def _asking_bytes(layer: LayerProfile, kept: Collection[int], ends: bool) -> int:
+    """What a layer's backward makes before it asks for what was moved of what the layer has saved.
 
-    An operator that saves its output, such as a hyperbolic tangent, is the layer's last one, and makes a gradient of
-    this size.
+    Args:
+        layer: the layer.
+        kept: what it has saved of the stage's output, which stays. An operator that saves its output, such as a
+            hyperbolic tangent, then makes a gradient of this size, and asks for nothing else.
+        ends: whether it is the stage's last layer.
     """
-    return layer.gradient_of_output_bytes if kept else 0
+    before = layer.asking_bytes if ends else layer.chained_asking_bytes
+    return before + (layer.gradient_of_output_bytes if kept and ends else 0)
 
 
 def _entering(

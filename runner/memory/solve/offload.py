@@ -44,8 +44,8 @@ class Offload:
         peers: whether a rank may keep everything and lend micro-batches to another one, where that is faster than its
             own program.
         lends: whether ranks above their limit lend micro-batches to others; its programs move nothing to a host then.
-        choose_weights: chooses among a stage's weights instead, with ``offload.scope=weights``; None: its way to choose
-            is of what layers save.
+        choose_weights: chooses among a stage's weights, with ``offload.scope=weights`` instead and with ``all`` where
+            activations are not enough; None: its way to choose is of what layers save.
     """
 
     name: str

@@ -75,7 +75,9 @@ def _candidates(config: RunConfig, *, measures_threads: bool, keeps_microbatches
         yield {"trainer.threads": threads}
     if config.activation_checkpoint.name != "none":
         yield {"activation_checkpoint": "none"}
-    for part in ("optimizer", "parameters", "activations", "weights"):
+    if config.offload.scope == "all":  # one strategy moves both
+        yield {"offload.activations": "none", "offload.weights": "none", "offload.scope": "activations"}
+    for part in ("optimizer", "parameters", *(("activations", "weights") if config.offload.scope != "all" else ())):
         if getattr(config.offload, part) != "none":
             yield {f"offload.{part}": "none"}
     if config.parallelism.data > 1:

@@ -123,7 +123,7 @@ class OnTheWay:
         Args:
             of, layers: what they are for :meth:`forward`.
         """
-        back, first = _Back(layers), max((at for at, layer in enumerate(layers) if layer.moves.needs), default=-1)
+        back, first = _Back(layers), _first_to_ask(layers)
 
         def held() -> dict[Hashable, int]:
             return {
@@ -172,6 +172,14 @@ class OnTheWay:
             if (load.of, load.layer) == (of, layer):
                 del self._leaving[: index + 1]
                 return
+
+
+def _first_to_ask(layers: Sequence[MovedLayer]) -> int:
+    """The layer that is the first in a backward to ask for something that was moved; -1 if nothing was."""
+    asking = (
+        at for at, layer in enumerate(layers) if any(layers[at - distance].num_bytes for distance in layer.moves.needs)
+    )
+    return max(asking, default=-1)
 
 
 class _Back:

@@ -2,7 +2,7 @@
 
 They are found by listing the package's modules, so that a new strategy needs only a module and an option file of its
 name, ``conf/offload/weights_NAME.yaml``. Strategies of activations that can choose among weights, too, are among them
-by their own names; a request asks for them by ``offload.scope=weights``.
+by their own names; a request asks for them by ``offload.scope=weights`` or ``all``.
 """
 
 from __future__ import annotations
