@@ -86,6 +86,7 @@ COMBINED: list[dict[str, Any]] = [
     {"offload.blocks": 1, "offload.fraction": 0.5, "offload.frozen_only": True, "offload.drive": "a"},
     {"offload.scope": "some"}, {"offload.scope": "all"}, {"offload.scope": "weights"},
     {"offload.scope": "weights", "offload.activations": "vdnn_all"},
+    {"offload.scope": "all", "offload.activations": "greedy", "offload.weights": "granular"},
     {"offload.delay_seconds": 0.1, "offload.bytes_per_second": 1e6},
     {"offload.delay_seconds": -0.1, "offload.bytes_per_second": -1.0},
     {"zero.stage": 1, "zero.config": "nowhere.json"}, {"optimizer.betas": [1.0]},
