@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from runner.engine.actions.messages import Incoming
+from runner.engine.actions.messages import Incoming, alone
 from runner.engine.context import RankContext, number_of
 from runner.engine.window import Window
 from runner.engine.works.work import NOTHING, Place, Works
@@ -296,6 +296,8 @@ class Compute:
             return
         made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
         kind = "gradient" if self._rank.holds(window, stage - 1, microbatch, Op.B) else "input_gradient"
+        if kind == "gradient":  # it waits there, and a part of a larger tensor would keep all of it
+            made = [alone(each) for each in made]
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, place: Place) -> Callable[[int], None]:

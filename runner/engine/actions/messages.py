@@ -16,7 +16,7 @@ from runner.engine.window import BoundarySpec, Window
 from runner.model.boundary import flatten
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 
-__all__ = ["Incoming", "Messages", "Outgoing"]
+__all__ = ["Incoming", "Messages", "Outgoing", "alone"]
 
 _Boundary = tuple[int, int, bool, int, int]
 """A boundary: the stage, the global rank on the other side, and the window's key."""
@@ -141,7 +141,7 @@ class Messages:
             messages = self._leaving(window, action, peer)
         elif payload is Payload.GRADIENT:
             made = self._rank.buffers.take("input_gradient", stage, microbatch)
-            messages = [_alone(message) for message in self._announce(self._announced_gradients, key, made)]
+            messages = [alone(message) for message in self._announce(self._announced_gradients, key, made)]
         else:
             messages = self._announce(self._announced, key, self._output(action))
         assert payload is not None
@@ -256,6 +256,6 @@ class Messages:
         return self._rank.view.pipeline[action.peer]
 
 
-def _alone(message: Tensor) -> Tensor:
+def alone(message: Tensor) -> Tensor:
     """The message, copied if it is a part of larger memory: all of that would stay until the message has left."""
     return message.clone() if message.untyped_storage().nbytes() > message.nbytes else message
