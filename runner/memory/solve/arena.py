@@ -60,7 +60,6 @@ class Arena(Generic[Item]):
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._places: dict[Item, tuple[int, int]] = {}
-        self._held_bytes = 0
         self.peak_bytes = 0
 
     def __contains__(self, item: Item) -> bool:
@@ -69,7 +68,7 @@ class Arena(Generic[Item]):
     @property
     def held_bytes(self) -> int:
         """The bytes of all items."""
-        return self._held_bytes
+        return sum(end - start for start, end in self._places.values())
 
     @property
     def fragmentation(self) -> float:
@@ -86,20 +85,17 @@ class Arena(Generic[Item]):
         if free:
             start = free[-1][1] - num_bytes if from_end else free[0][0]
         self._places[item] = start, start + num_bytes
-        self._held_bytes += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return True
 
     def shrink(self, item: Item, num_bytes: int) -> None:
         """Free all but the first bytes of an item."""
-        start, end = self._places[item]
+        start, _ = self._places[item]
         self._places[item] = (start, start + num_bytes)
-        self._held_bytes += num_bytes - (end - start)
 
     def remove(self, item: Item) -> None:
         """Free the memory of an item."""
-        start, end = self._places.pop(item)
-        self._held_bytes -= end - start
+        del self._places[item]
 
     def window(self, num_bytes: int, cost: Callable[[Item], float | None]) -> list[Item] | None:
         """The items side by side, with the gaps between them, whose removal makes such a gap for the least cost.
