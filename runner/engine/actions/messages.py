@@ -257,5 +257,5 @@ class Messages:
 
 
 def alone(message: Tensor) -> Tensor:
-    """The message, copied if it is a part of larger memory: all of that would stay until the message has left."""
+    """The message, copied if it is a part of larger memory: all of that would stay as long as the message waits."""
     return message.clone() if message.untyped_storage().nbytes() > message.nbytes else message
