@@ -31,7 +31,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 }
 
 SHARED = ("LSTM",)  # time steps share a cell, which does not move, and of which the plan misses some bytes
-MISSED = {("LSTM", "l2l", 4): 3_808}  # bytes, 0.2 %, that the plan misses besides if weights move
+TOO_LOW = [("LSTM", "l2l", 4)]  # predicted 0.2 % below the counted peak, 3,808 bytes
 MOST = 1.05  # a plan counts the unit's gradients, and those on their way, for all of the unit's backward
 
 
@@ -84,7 +84,6 @@ def same_bits_and_planned_bytes(name: str, strategy: str, pipeline: int) -> None
     for held, most in zip(moved.pooled, largest_gradients(moved.plan), strict=True):
         assert held <= most
     above = max(scalars(COUNT), *(most - plan for most, plan in peaks(kept))) if name in SHARED else scalars(COUNT)
-    above += MISSED.get((name, strategy, pipeline), 0)
     for measured, predicted in peaks(moved):
         assert measured - above <= predicted <= MOST * measured
 
@@ -113,5 +112,9 @@ def test_the_same_bits_and_the_planned_bytes(name: str, strategy: str, pipeline:
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_bits_and_the_planned_bytes_in_every_layout(name: str, strategy: str, pipeline: int) -> None:
+def test_the_same_bits_and_the_planned_bytes_in_every_layout(
+    name: str, strategy: str, pipeline: int, request: pytest.FixtureRequest
+) -> None:
+    if (name, strategy, pipeline) in TOO_LOW:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="the plan's peak is 3,808 bytes too low"))
     same_bits_and_planned_bytes(name, strategy, pipeline)
