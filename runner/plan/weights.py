@@ -150,13 +150,14 @@ def with_units(
     """
     if not turns:
         return profile
-    forward, backward, chained, of_loss, asked = (dict[int, int]() for _ in range(5))
+    forward, backward, chained, of_loss, asked, fetched = (dict[int, int]() for _ in range(6))
     spared, spared_chained = _spared(plain)
     last = len(plain.layers) - 1
     moving = {at for at, row in enumerate(profile.layers) if row.moved_bytes}
     gradients = {at: _own_gradients(plain, at) for at in range(len(plain.layers))}
     for each in turns:
         forward |= each.largest_bytes(backward=False)
+        fetched |= each.largest_bytes(backward=True)
         backward |= each.largest_bytes(backward=True, spared=spared)
         chained |= each.largest_bytes(backward=True, spared=spared_chained)
         of_loss |= each.largest_bytes(backward=True, spared={last: gradients[last]})
@@ -166,6 +167,7 @@ def with_units(
         _asking(_row(row, forward.get(at, 0), backward.get(at, 0), chained.get(at, 0), home.get(at)), asked.get(at, 0))
         for at, row in enumerate(profile.layers)
     ]
+    rows = [replace(row, fetched_bytes=fetched.get(at, 0)) for at, row in enumerate(rows)]
     loss = _row(profile.loss, forward.get(last, 0), of_loss.get(last, 0), of_loss.get(last, 0), None)
     return replace(profile, layers=tuple(rows), loss=loss)
 

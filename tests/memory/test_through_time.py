@@ -85,14 +85,14 @@ def ran(stage: StageModule, program: ChainProgram | None) -> tuple[int, int, lis
 def test_a_thousand_steps_of_an_lstm_in_five_percent_of_the_memory_take_a_third_more_time() -> None:
     """Published: 95 % less memory for 1.32 times the time, if a backward takes twice as long as a forward.
 
-    An internal state is 3.5 hidden ones here and counts as 4, and what the step that runs needs comes besides, so that
-    6.3 % of the memory are counted.
+    States may have 3.8 % of the memory here, so that all that is counted is below 5 %: an internal state is 3.5 hidden
+    ones and counts as 4, and what the step that runs needs comes besides.
     """
-    program = program_of(0.05)
+    program = program_of(0.0375)
     stage = build_stage(layers_of(unrolled(STEPS), 0), 0, STEPS)
     plain, once, expected = ran(stage, None)
     peak, again, found = ran(stage, program)
     assert all(map(torch.equal, found, expected))
     assert (once, again) == (STEPS + 1, forwards(program))
     assert (again / STEPS + 2) / 3 == pytest.approx(1.32, abs=0.01)
-    assert peak <= 0.065 * plain
+    assert peak <= 0.05 * plain

@@ -28,8 +28,11 @@ def forward_peak(chain: list[LayerProfile]) -> int:
     return peak
 
 
-def backward_peak(chain: list[LayerProfile], output_bytes: int) -> int:
-    """Live bytes relative to the start of B, where all that was saved and the output's gradient are alive."""
+def backward_peak(chain: list[LayerProfile], output_bytes: int, input_bytes: int) -> int:
+    """Live bytes relative to the start of B, where all that was saved and the output's gradient are alive.
+
+    At its end, all gradients of the input are there: of tensors that are not used, too, as zeros.
+    """
     live = peak = 0
     for at in reversed(range(len(chain))):
         gradient = 0 if at == len(chain) - 1 else chain[at].output_bytes
@@ -37,7 +40,7 @@ def backward_peak(chain: list[LayerProfile], output_bytes: int) -> int:
         live -= chain[at].saved_bytes
         if at == len(chain) - 1:
             live += output_bytes  # held until B ends
-    return peak
+    return max(peak, live + input_bytes) if input_bytes else peak
 
 
 @settings(max_examples=100, deadline=None)
@@ -52,13 +55,25 @@ def test_figures_of_any_range_equal_a_walk_over_its_layers(
     is_last = last == len(chain) - 1
     walked = [*chain[first : last + 1], *([loss] if is_last else [])]
     output = 0 if is_last else chain[last].output_bytes
+    received = chain[first - 1].output_bytes if first else 0
     assert figures.saved_bytes == sum(one.saved_bytes for one in walked)
     assert figures.gradient_bytes == sum(one.gradient_bytes for one in walked)
     assert figures.largest_parameter_bytes == max(one.largest_parameter_bytes or one.gradient_bytes for one in walked)
     assert figures.forward_peak_bytes == forward_peak(walked)
-    assert figures.backward_peak_bytes == backward_peak(walked, output)
-    assert figures.input_bytes == (chain[first - 1].output_bytes if first else 0)
+    assert figures.backward_peak_bytes == backward_peak(walked, output, received)
+    assert figures.input_bytes == received
     assert figures.output_bytes == output
+
+
+def test_unused_parts_of_an_input_get_gradients_when_a_backward_ends() -> None:
+    head = layer(saved_bytes=4, output_bytes=2, backward_transient_bytes=6)
+    chain = [layer(output_bytes=80), head, layer()]
+    loss = loss_layer(saved_bytes=1, backward_transient_bytes=0)
+    used, last = stage_figures(model(chain, loss=loss), ((0, 0), (1, 2)))
+    assert used.backward_peak_bytes == chain[0].backward_transient_bytes
+    assert last.backward_peak_bytes == last.later_backward_peak_bytes == 80 - last.saved_bytes
+    assert last.growing_backward_peak_bytes == last.backward_peak_bytes + last.gradient_bytes
+    assert last.input_backward_peak_bytes == 80 + last.deferred_bytes - last.saved_bytes
 
 
 def test_the_last_stage_has_the_loss() -> None:

@@ -17,6 +17,7 @@ __all__ = ["LayerRanges", "StageFigures", "held_output", "stage_figures", "state
 
 Pairs = tuple[tuple[int, int], ...]
 _STATES = ("weight", "gradient", "optimizer")
+_NEVER = -(1 << 62)  # the bytes at a moment that there is not, below those at every other one
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +169,16 @@ class LayerRanges:
         pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
         held = 0 if is_last else held_output(layers[last])
         of_i = layers[end - 1].output_bytes if is_last else held
-        moved = self._moved(first, end, held, of_i) if self._moves else ()
+        ending = self._ending_bytes(first, end, pending, of_i)
+        moved = self._moved(first, end, held, of_i, ending) if self._moves else ()
+        of_output = 0 if is_last else layers[last].gradient_of_output_bytes
+        deferred = self._split.deferred(first, end)  # the gradient of the output among it
+        made = self._gradients[end] - self._gradients[first]
         return StageFigures(
             first=first,
             last=last,
             weight_bytes=self._weights[end] - self._weights[first],
-            gradient_bytes=self._gradients[end] - self._gradients[first],
+            gradient_bytes=made,
             largest_parameter_bytes=self._largest.over(first, end),
             weight_backward_peak_bytes=max(self._largest.over(first, end), self._in_w.over(first, end)),
             updates=self._updates.over(first, end),
@@ -182,27 +187,39 @@ class LayerRanges:
             input_bytes=input_bytes,
             output_bytes=output_bytes,
             forward_peak_bytes=self._forward_peak(first, end, moved),
-            backward_peak_bytes=self._backward_peak(first, end, held, moved),
-            later_backward_peak_bytes=self._later_backward_peak(first, end, held, moved),
-            growing_backward_peak_bytes=self._growing_backward_peak(first, end, held, moved),
+            backward_peak_bytes=max(ending, self._backward_peak(first, end, held, moved)),
+            later_backward_peak_bytes=max(ending, self._later_backward_peak(first, end, held, moved)),
+            growing_backward_peak_bytes=max(ending + made, self._growing_backward_peak(first, end, held, moved)),
             backward_start_bytes=layers[end - 1].backward_transient_bytes,
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
             weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
-            input_backward_peak_bytes=self._split.peak(first, end, of_i),
-            deferred_bytes=self._split.deferred(first, end),
+            input_backward_peak_bytes=max(ending - of_i + deferred - of_output, self._split.peak(first, end, of_i)),
+            deferred_bytes=deferred,
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
-            output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
+            output_gradient_bytes=of_output,
             optimizer_bytes=round(self._states[end] - self._states[first]),
             fills=self._fills.of(first, end, held),
             moved=moved,
             **{f"home_{part}_bytes": sums[end] - sums[first] for part, sums in zip(_STATES, self._home, strict=True)},
         )
 
-    def _moved(self, first: int, end: int, held_output_bytes: int, held_in_i: int) -> tuple[MovedLayer, ...]:
+    def _ending_bytes(self, first: int, end: int, pending_bytes: int, held_output_bytes: int) -> int:
+        """The increase at the end of a backward, when all gradients of the stage's input are there.
+
+        Those of tensors that the stage does not use are zeros that are made then; until then nothing counts them.
+        """
+        if first == 0:
+            return _NEVER
+        gradients = self._chain[first - 1].gradient_of_output_bytes + self._chain[first].fetched_bytes
+        return gradients + held_output_bytes - (self._saved[end] - self._saved[first] + pending_bytes)
+
+    def _moved(
+        self, first: int, end: int, held_output_bytes: int, held_in_i: int, ending_bytes: int
+    ) -> tuple[MovedLayer, ...]:
         """The layers of a stage, each with its own peaks; the outputs are those that the caller holds in B and in I."""
         found = []
         for at in range(first, end):
@@ -212,6 +229,8 @@ class LayerRanges:
                 so_far = self._saved[at + 1] - self._saved[end] + held_output_bytes
                 backward = so_far + layer.gradient_of_output_bytes + layer.inner_backward_bytes
                 asking = max(0, so_far + layer.gradient_of_output_bytes + asking) if asking else 0
+            if at == first:
+                backward = max(backward, ending_bytes)
             forward = self._saved[at + 1] - self._saved[first] + layer.forward_transient_bytes
             of_i = self._split.peak_of_layer(at, end, held_in_i)
             seconds = layer.forward_seconds, layer.backward_seconds
