@@ -150,6 +150,13 @@ def with_units(
     """
     if not turns:
         return profile
+    first = _with_turns(profile, plan, [each.of_first_backwards() for each in turns], plain)
+    return replace(_with_turns(profile, plan, turns, plain), first_backwards=first)
+
+
+def _with_turns(
+    profile: ModelProfile, plan: WeightPlan, turns: Sequence[RankTurns], plain: ModelProfile
+) -> ModelProfile:
     forward, backward, chained, of_loss, asked, fetched = (dict[int, int]() for _ in range(6))
     spared, spared_chained = _spared(plain)
     last = len(plain.layers) - 1

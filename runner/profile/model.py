@@ -102,6 +102,9 @@ class ModelProfile:
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
         rehearsals: what is known of programs that decide in the run.
+        first_backwards: the same profile with the figures of each stage's first backward of a step, before which there
+            are fewer gradients; None = they are those of the others. A measured profile has none;
+            :func:`runner.plan.weights.with_units` writes it.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -121,6 +124,7 @@ class ModelProfile:
     compression_seconds_per_byte: float = 0.0
     cast_bytes: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
+    first_backwards: ModelProfile | None = None
 
     @property
     def num_parameters(self) -> int:

@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from layouts import uniform
 from test_offload_chosen_runs import under
 from test_offload_moves import SCALARS, STEPS, Case, Ran, run
 from torch import nn
@@ -17,7 +16,6 @@ from runner.recipes.rematerialization.models import MODELS
 
 LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (4, "1f1b"), (2, "zb_h1"), (4, "zb_h1")]
 LEFT = 0.7  # of what a stage takes that keeps everything
-LONG = 8  # layers of a stage beyond which a search takes minutes
 MOVING = {name: offload for name, offload in OFFLOADS.items() if not offload.lends}  # that one has runs of its own
 
 
@@ -41,12 +39,6 @@ def above(ran: Ran) -> list[int]:
     return [real - said for real, said in zip(ran.peak, ran.predicted, strict=True)]
 
 
-@cache
-def longest(name: str, pipeline: int) -> int:
-    make, _, _ = case_of(name)
-    return max(last - first + 1 for first, last in uniform(len(list(make().children())), pipeline))
-
-
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
@@ -54,8 +46,6 @@ def longest(name: str, pipeline: int) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_moves_change_no_bit_and_keep_to_their_plan(name: str, strategy: str, pipeline: int, schedule: str) -> None:
     offload = MOVING[strategy]
-    if offload.searches and longest(name, pipeline) > LONG:
-        pytest.skip("the search takes minutes for stages of so many layers")
     asked = offload if offload.candidates is None else under(offload, LEFT)
     if strategy == "vdnn_conv" and name not in ("ResNet", "U-Net"):
         with pytest.raises(RequestError, match="without convolutions"):

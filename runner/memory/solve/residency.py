@@ -141,6 +141,17 @@ class RankTurns(NamedTuple):
                     found[layer] = max(found.get(layer, 0), taken)
         return found
 
+    def of_first_backwards(self) -> RankTurns:
+        """The same turns, of all forwards, and of each stage's first backward alone."""
+        found, seen = [], set[int]()
+        for action in self.actions:
+            if action.run.backward and action.run.stage in seen:
+                continue
+            if action.run.backward:
+                seen.add(action.run.stage)
+            found.append(action)
+        return self._replace(actions=tuple(found))
+
     def turning(self, moving: Set[int]) -> RankTurns:
         """The same turns, of those backwards alone before which no other micro-batch ran forward than their own.
 

@@ -71,6 +71,7 @@ class RankWalk:
         self._before_compute = before_compute
         self._room = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
         self._on_the_way = OnTheWay(self._room)
+        self._began: set[int] = set()  # the stages that have run a backward
 
     def peaks(
         self, actions: Sequence[Action], living: Iterable[Lifetime], held: Sequence[HeldBytes]
@@ -97,7 +98,7 @@ class RankWalk:
                         changes[each.ends] -= num_bytes - self._stays(each, each.ends)
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
-        self._on_the_way = OnTheWay(self._room)
+        self._on_the_way, self._began = OnTheWay(self._room), set()
         peaks, alive, held = dict.fromkeys(Moment, (0, 0)), activations[None], buffers[None]
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
@@ -107,6 +108,8 @@ class RankWalk:
                 buffered = held + self._cast_by(action)
                 for moment, more in self._moments(action, transient):
                     peaks[moment] = max(peaks[moment], (alive + more, buffered), key=sum)
+            if action.op in (Op.B, Op.I):
+                self._began.add(action.stage)
             alive += activations.get(action, 0)
             held += buffers.get(action, 0)
         return [(moment, *most) for moment, most in peaks.items()]
@@ -119,10 +122,15 @@ class RankWalk:
             return [(Moment.NO_GRADIENTS_YET, transient)]
         if action.op is not Op.B:
             return [(Moment.COMPUTING, transient)]
-        figures = self._figures[action.stage]
+        figures = self._figures_of(action)
         ends_lower = transient == figures.backward_peak_bytes  # otherwise something else than its layers counts, too
         later = figures.later_backward_peak_bytes if ends_lower else transient
         return [(Moment.NO_GRADIENTS_YET, transient), (Moment.COMPUTING, later)]
+
+    def _figures_of(self, action: Action) -> StageFigures:
+        figures = self._figures[action.stage]
+        is_first = action.op in (Op.B, Op.I) and action.stage not in self._began
+        return figures.first_backward if is_first and figures.first_backward is not None else figures
 
     def _stays(self, each: Lifetime, at: Action | None) -> int:
         """What is there before something returns, or after it has left: the part of a stash that is not lent."""
@@ -216,7 +224,7 @@ class RankWalk:
             action: the action.
             left: for a backward, the kinds of fills to which it leaves tensors.
         """
-        figures, way = self._figures[action.stage], self._on_the_way
+        figures, way = self._figures_of(action), self._on_the_way
         if not (self._room and figures.moved_bytes) or action.op not in COMPUTE or self._keeps_nothing(action):
             return way.leaving_bytes + self._transient_alone(action, left)
         of = action.stage, action.microbatch
@@ -233,7 +241,7 @@ class RankWalk:
 
     def _transient_alone(self, action: Action, left: frozenset[str]) -> int:
         """The same as :meth:`_transient` if nothing is on its way."""
-        figures = self._figures[action.stage]
+        figures = self._figures_of(action)
         match action.op:
             case Op.F if self._keeps_nothing(action):
                 return figures.unsaved_forward_peak_bytes

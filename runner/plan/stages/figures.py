@@ -55,6 +55,7 @@ class StageFigures:
         moved: its layers in order, if any of the model's moves something to the host's memory.
         home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: the parts of ``weight_bytes``, ``gradient_bytes``
             and ``optimizer_bytes`` that are at home in the host's memory.
+        first_backward: the figures for its first backward of a step, if they are others than those of the next ones.
     """
 
     first: int
@@ -89,6 +90,7 @@ class StageFigures:
     home_weight_bytes: int = 0
     home_gradient_bytes: int = 0
     home_optimizer_bytes: int = 0
+    first_backward: StageFigures | None = None
 
     @property
     def home_bytes(self) -> int:
@@ -119,6 +121,7 @@ class LayerRanges:
 
     def __init__(self, profile: ModelProfile) -> None:
         self._chain = chain = (*profile.layers, profile.loss)
+        self._first_backwards = None if profile.first_backwards is None else LayerRanges(profile.first_backwards)
         self._num_layers = len(profile.layers)
         self._cast_bytes = profile.cast_bytes
         self._weights = prefix(layer.weight_bytes for layer in chain)
@@ -204,6 +207,7 @@ class LayerRanges:
             optimizer_bytes=round(self._states[end] - self._states[first]),
             fills=self._fills.of(first, end, held),
             moved=moved,
+            first_backward=self._first_backwards.figures(first, last) if self._first_backwards is not None else None,
             **{f"home_{part}_bytes": sums[end] - sums[first] for part, sums in zip(_STATES, self._home, strict=True)},
         )
 
