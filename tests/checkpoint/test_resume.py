@@ -59,7 +59,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("states", sampled(STATES, "fp16", "workers", "parts"))
+@pytest.mark.parametrize("states", sampled(STATES, "fp16", "workers"))
 def test_every_state_goes_on(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters, the loss scale, momentum, averages, and the place of loaders with workers in a shuffled epoch."""
     request = [*STATES[states], "trainer.max_steps=9"]

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from covering import covering
 from layouts import make_engine, part_of
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -146,9 +147,9 @@ CASES = [
 ] + [("wpipe", 2, 2), ("wpipe", 2, 3), ("wpipe", 4, 6)]
 
 
-@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=["sgd", "momentum", "adam"])
-@pytest.mark.parametrize(("name", "ranks", "count"), CASES)
-def test_a_schedule_is_its_recurrence(name: str, ranks: int, count: int, optimizer: Optimizer) -> None:
+@pytest.mark.parametrize(("case", "optimizer"), covering({"case": CASES, "of": [SGD, MOMENTUM, ADAM]}, strength=1))
+def test_a_schedule_is_its_recurrence(case: tuple[str, int, int], optimizer: Optimizer) -> None:
+    name, ranks, count = case
     schedule = build(name, ranks=ranks, microbatches=count)
     layers, lags, newest = schedule.stages, lags_of(name, ranks, count), name == "ampnet"
     batches = make_batches(2 * count)

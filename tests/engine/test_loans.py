@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from covering import covering
 from layouts import train_in_threads, uniform
 from programs import make_blocks, measured_and_predicted, points
 from torch import nn
@@ -38,11 +39,10 @@ def again(first: int, last: int) -> ChainProgram:
     return tuple(Segment(at, at, recompute=at > first) for at in range(first, last + 1))
 
 
-@pytest.mark.parametrize("program", [kept, again])
-@pytest.mark.parametrize("loans", LOANS.values(), ids=LOANS)
-def test_peaks_of_lenders_and_of_hosts_are_those_predicted(loans: list[Loan], program: object) -> None:
+@pytest.mark.parametrize(("program", "name"), covering({"program": [kept, again], "name": LOANS}, strength=1))
+def test_peaks_of_lenders_and_of_hosts_are_those_predicted(name: str, program: object) -> None:
     """Also in backwards: what has come back is dropped there as soon as it is used."""
-    make = kept if program is kept else again
+    make, loans = kept if program is kept else again, LOANS[name]
     programs = tuple(make(*each) for each in uniform(10, 4))
     found, told = measured_and_predicted(
         make_blocks, nn.functional.mse_loss, points(SAMPLES), programs, lending(loans), COUNT

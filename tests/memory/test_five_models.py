@@ -9,6 +9,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from covering import covering
 from layouts import train_in_threads, uniform
 from torch import Tensor, nn
 
@@ -139,8 +140,10 @@ def same_bits(name: str, strategy: str, pipeline: int, schedule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["full", "rotor", "dtr full"])
-@pytest.mark.parametrize("name", ["LSTM", "U-Net"])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    covering({"name": ["LSTM", "U-Net"], "strategy": ["full", "rotor", "dtr full"]}, strength=1),
+)
 def test_losses_weights_and_statistics_are_the_same_bits_in_two_stages(name: str, strategy: str) -> None:
     same_bits(name, strategy, 2, "zb_h1")
 

@@ -59,7 +59,7 @@ OFFLOADS = {each.name: each for each in (*CHOOSING, Offload("mixed", mixed))}
 
 @pytest.mark.parametrize(
     ("case", "layout", "name"),
-    covering({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}, strength=2),
+    covering({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}, strength=1),
 )
 def test_chosen_moves_change_no_bit_and_keep_to_their_plan(case: str, layout: str, name: str) -> None:
     (schedule, ranks), offload = layout.split(), OFFLOADS[name]

@@ -7,6 +7,7 @@ from math import comb, inf
 
 import pytest
 import torch
+from covering import covering
 from layouts import train_in_threads, uniform
 from plan_profiles import layer, model
 from programs import chains, count_forwards, make_blocks, measured_and_predicted, points
@@ -145,9 +146,11 @@ def test_without_seeds_random_layers_draw_the_same(deep: int) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 1), ("1f1b", 2), ("gpipe", 2)])
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_the_measured_peak_is_the_predicted_one(slots: int, schedule: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "slots"), covering({"layout": [("1f1b", 1), ("1f1b", 2), ("gpipe", 2)], "slots": [1, 2, 4]}, strength=1)
+)
+def test_the_measured_peak_is_the_predicted_one(slots: int, layout: tuple[str, int]) -> None:
+    schedule, ranks = layout
     run = partial(measured_and_predicted, make_blocks, nn.functional.mse_loss, points())
     measured, predicted = run(programs(10, slots, ranks), schedule)
     assert measured == pytest.approx(predicted, rel=0.05)

@@ -30,7 +30,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "l2l": ("offload=weights_l2l", "schedule=looped_bfs", "activation_checkpoint=full"),
 }
 
-MOST = 1.022  # of a rank that is not the fullest; gradients that have been sent, and those of a unit, may be gone earlier
+MOST = 1.022  # of ranks that are not the fullest: gradients that have been sent may be gone earlier than planned
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from covering import covering
 from plan_profiles import layer, model
 from torch import Tensor, nn
 
@@ -60,8 +61,9 @@ def _predicted(section: OptimizerConfig, shapes: Sequence[tuple[int, ...]]) -> i
     return temporary_bytes(figures, profile, needs)
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("name", [*EXACT, *NEAR, *BOUNDED])
+@pytest.mark.parametrize(
+    ("weight_decay", "name"), covering({"decay": [0.0, 0.1], "name": [*EXACT, *NEAR, *BOUNDED]}, strength=1)
+)
 def test_a_step_makes_and_drops_what_its_kind_says(name: str, weight_decay: float) -> None:
     section = _section(name, weight_decay)
     for shapes in SHAPES:

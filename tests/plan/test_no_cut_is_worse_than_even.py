@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import covering
 from plan_profiles import layer, loss_layer, model
 
 from runner.config.schema import RunConfig
@@ -25,6 +26,7 @@ from runner.schedule.catalogue import registry
 from runner.schedule.lowering.program import lower
 
 POLICIES = ("profile", "memory", "parameters", "auto")
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_v", "interleaved_1f1b", "hanayo", "chimera")
 
 
 def planned(profile: ModelProfile, schedule: str, policy: str, limit: str = "1GB", pipeline: int = 4) -> RunPlan:
@@ -45,8 +47,7 @@ def transformer(blocks: int = 34) -> ModelProfile:
     return model(rows, loss=loss_layer(saved_bytes=800))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "zb_v", "interleaved_1f1b", "hanayo", "chimera"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("schedule", "policy"), covering({"schedule": SCHEDULES, "policy": POLICIES}, strength=1))
 def test_no_cut_is_slower_than_even_stages_that_fit(schedule: str, policy: str) -> None:
     chance = random.Random(schedule)
     profiles = [transformer()]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from covering import covering
 from pretrained_folders import ARCHITECTURES, TOKENS
 
 from runner.cli.main import main
@@ -61,8 +62,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return said.err.splitlines()
 
 
-@pytest.mark.parametrize("command", ["train", "plan"])
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(("command", "name"), covering({"command": ["train", "plan"], "name": FOLDERS}, strength=1))
 def test_a_wrong_folder(
     name: str, command: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

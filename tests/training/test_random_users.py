@@ -94,7 +94,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("what", sampled(RANDOM, "batches", "samples in workers", "layers that are recomputed"))
+@pytest.mark.parametrize("what", sampled(RANDOM, "samples in workers", "layers that are recomputed"))
 def test_what_a_pipeline_draws_is_what_one_process_draws(directory: Path, what: str) -> None:
     expected = result(directory, "one", *ONE, *(each for each in RANDOM[what] if "activation" not in each))
     assert_same(result(directory, "two", *PIPELINE, *RANDOM[what]), expected)
