@@ -97,5 +97,7 @@ def _figures(chain: StageChain, program: Program, *, to_host: bool) -> StageFigu
     waits_for_w = chain.saved_at_once < chain.in_flight
     made = adjusted(chain.profile, ActivationPlan((program,), to_host), divides=waits_for_w)
     behind = chain.profile.layers[chain.last + 1 : chain.last + 2]  # so that the loss is only the last stage's
-    (figures,) = stage_figures(replace(made, layers=(*made.layers, *behind)), [(0, len(made.layers) - 1)])
+    before = chain.profile.layers[max(0, chain.first - 1) : chain.first]  # whose output's gradients the stage makes
+    rows = replace(made, layers=(*before, *made.layers, *behind))
+    (figures,) = stage_figures(rows, [(len(before), len(before) + len(made.layers) - 1)])
     return figures

@@ -32,6 +32,7 @@ def profile_from_json(text: str) -> ModelProfile:
     trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
     document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
+    document.pop("first_backwards", None)  # a plan's own
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
 
@@ -65,7 +66,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
     peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
-    for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
+    for plans_own in ("moves", "moved_bytes", "fetched_bytes"):  # a measured profile says nothing by them
         document.pop(plans_own, None)
     return LayerProfile(
         **document,

@@ -303,7 +303,7 @@ class LayerProfile:
         home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: weights that are at home in the host's memory,
             with their gradients and states; what they take on the device while they are used is in other figures.
             A measured profile has none; :func:`runner.plan.weights.with_units` writes it.
-        fetched_bytes: such weights and gradients, of any layer, that may be on the device when its backward ends.
+        fetched_bytes: the most such weights and gradients, of any layer, that are on the device in its backward.
     """
 
     name: str

@@ -102,8 +102,8 @@ class ModelProfile:
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
         rehearsals: what is known of programs that decide in the run.
-        first_backwards: the same profile with the figures of each stage's first backward of a step, before which there
-            are fewer gradients; None = they are those of the others. A measured profile has none;
+        first_backwards: where weights are at home in the host's memory, the same profile with the figures of each
+            stage's first backward of a step, before which there are no gradients. A measured profile has none;
             :func:`runner.plan.weights.with_units` writes it.
     """
 

@@ -20,6 +20,7 @@ from runner.memory.solve.graph.stage import graph_of, program_of_order
 from runner.memory.solve.graph.values import replayed
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
+from runner.memory.solve.strategies.checkmate import MOST_LAYERS
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import PolicyOptions, Program, StageChain
 from runner.model.layers import StageModule, layers_of
@@ -43,7 +44,7 @@ IN_PLACE = {  # what they say of torch's LSTM cell, which works in place on what
     "selective": "has been mutated",
 }
 LONG = 6  # layers of a stage beyond which checkmate and monet take minutes to solve all of their budgets
-MOST = {"checkmate": 20, "checkmate rounding": 32, "monet": 20}  # layers of a stage beyond which they refuse it
+MOST = {"checkmate": MOST_LAYERS, "checkmate rounding": 32, "monet": MOST_LAYERS}  # layers of a stage; refused beyond
 
 
 @cache

@@ -280,7 +280,7 @@ def measured_and_predicted(policy: str, pipeline: int, dropout: float) -> tuple[
 
 @pytest.mark.parametrize(
     ("dropout", "pipeline", "policy"),
-    covering({"dropout": [0.0, 0.1], "pipeline": [1, 2], "policy": POLICIES}, strength=1),
+    covering({"dropout": [0.0, 0.1], "pipeline": [1, 2], "policy": POLICIES}, strength=2),
 )
 def test_the_measured_peak_is_the_predicted_one(policy: str, pipeline: int, dropout: float) -> None:
     measured, predicted = measured_and_predicted(policy, pipeline, dropout)

@@ -276,7 +276,7 @@ def test_microbatches_of_unequal_size_fit_into_the_pool() -> None:
 
 @pytest.mark.parametrize(
     ("speed", "layout", "case"),
-    covering({"speed": ["fast", "slow"], "layout": LAYOUTS, "case": CASES}, strength=1),
+    covering({"speed": ["fast", "slow"], "layout": LAYOUTS, "case": CASES}, strength=2),
 )
 def test_the_peak_of_the_device_is_less_and_within_the_plan(case: str, layout: tuple[int, str], speed: str) -> None:
     (pipeline, schedule), link = layout, SlowLink(0.002) if speed == "slow" else None

@@ -30,7 +30,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "l2l": ("offload=weights_l2l", "schedule=looped_bfs", "activation_checkpoint=full"),
 }
 
-MOST = 1.022  # of ranks that are not the fullest: gradients that have been sent may be gone earlier than planned
+MOST = 1.01
 
 
 @cache
@@ -95,9 +95,16 @@ def peaks(ran: Ran) -> list[tuple[int, int]]:
     return list(zip(ran.peak, ran.plan.peak_memory_bytes, strict=True))
 
 
-DEFAULT = [("GPT", "granular", 2), ("U-Net", "granular half", 2), ("U-Net", "l2l", 1), ("LSTM", "l2l", 4)]
-"""The last two have a stage for each layer: on one rank, where gradients of skips are parts of larger ones, and with a
-last stage that does not use most of its input, whose gradients are zeros."""
+DEFAULT = [
+    ("GPT", "granular", 2),
+    ("U-Net", "granular half", 2),
+    ("U-Net", "l2l", 1),
+    ("LSTM", "l2l", 4),
+    ("GPT", "blockswap", 4),
+]
+"""The two before the last have a stage for each layer: on one rank, where gradients of skips are parts of larger ones, and with a
+last stage that does not use most of its input, whose gradients are zeros. In the last one, the first
+backward of rank 0 is its peak, before which there are no gradients."""
 
 
 @pytest.mark.parametrize(("name", "strategy", "pipeline"), DEFAULT)

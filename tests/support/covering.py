@@ -37,7 +37,9 @@ def covering(
 
 def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
     """``cases``, of which all but those of ``sample`` are marked ``full`` and ``slow``."""
-    return [pytest.param(case, marks=() if case in sample else _FULL) for case in cases]
+    found = list(cases)
+    assert all(case in found for case in sample), "the sample has a case that there is not"
+    return [pytest.param(case, marks=() if case in sample else _FULL) for case in found]
 
 
 def every_third(cases: Sequence[tuple[object, ...]]) -> list[Any]:

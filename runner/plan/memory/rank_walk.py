@@ -128,6 +128,7 @@ class RankWalk:
         return [(Moment.NO_GRADIENTS_YET, transient), (Moment.COMPUTING, later)]
 
     def _figures_of(self, action: Action) -> StageFigures:
+        """The figures of an action's stage, for the first backward of a step or for the others."""
         figures = self._figures[action.stage]
         is_first = action.op in (Op.B, Op.I) and action.stage not in self._began
         return figures.first_backward if is_first and figures.first_backward is not None else figures

@@ -1,8 +1,9 @@
 """Says how large one piece of memory must be that holds everything that a stage saves and needs while it runs.
 
 What is alive is followed layer by layer, as the prediction of the stage's peak does: so the most bytes that are alive
-at once are this peak. What a layer keeps is one tensor here, and so is what it needs while it runs. Micro-batches run
-as in that prediction: forwards of as many as are in flight, and then backwards and forwards in turns.
+at once are this peak, but where that is the end of a backward, when gradients of unused inputs are made for its caller.
+What a layer keeps is one tensor here, and so is what it needs while it runs. Micro-batches run as in that prediction:
+forwards of as many as are in flight, and then backwards and forwards in turns.
 """
 
 from __future__ import annotations

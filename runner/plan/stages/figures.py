@@ -17,7 +17,7 @@ __all__ = ["LayerRanges", "StageFigures", "held_output", "stage_figures", "state
 
 Pairs = tuple[tuple[int, int], ...]
 _STATES = ("weight", "gradient", "optimizer")
-_NEVER = -(1 << 62)  # the bytes at a moment that there is not, below those at every other one
+_NEVER = -(1 << 62)  # stands for the bytes at a moment that does not occur: less than any real number of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StageFigures:
         moved: its layers in order, if any of the model's moves something to the host's memory.
         home_weight_bytes, home_gradient_bytes, home_optimizer_bytes: the parts of ``weight_bytes``, ``gradient_bytes``
             and ``optimizer_bytes`` that are at home in the host's memory.
-        first_backward: the figures for its first backward of a step, if they are others than those of the next ones.
+        first_backward: where weights are at home in the host's memory, the figures for its first backward of a step.
     """
 
     first: int
@@ -158,6 +158,7 @@ class LayerRanges:
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
         self._fills = FillRanges(chain, saved)
+        self._passed_on = _PassedOn(chain)
         self._moves = any(layer.moved_bytes for layer in chain)
         trained = accumulate((at if layer.gradient_bytes else -1 for at, layer in enumerate(chain)), max)
         self._last_trained = list(trained)  # by layer, among those up to it; -1: none
@@ -175,7 +176,7 @@ class LayerRanges:
         ending = self._ending_bytes(first, end, pending, of_i)
         moved = self._moved(first, end, held, of_i, ending) if self._moves else ()
         of_output = 0 if is_last else layers[last].gradient_of_output_bytes
-        deferred = self._split.deferred(first, end)  # the gradient of the output among it
+        deferred = self._split.deferred(first, end)
         made = self._gradients[end] - self._gradients[first]
         return StageFigures(
             first=first,
@@ -199,7 +200,9 @@ class LayerRanges:
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
             weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
-            input_backward_peak_bytes=max(ending - of_i + deferred - of_output, self._split.peak(first, end, of_i)),
+            input_backward_peak_bytes=max(
+                ending + deferred - self._split.callers(end), self._split.peak(first, end, of_i)
+            ),
             deferred_bytes=deferred,
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
@@ -214,12 +217,14 @@ class LayerRanges:
     def _ending_bytes(self, first: int, end: int, pending_bytes: int, held_output_bytes: int) -> int:
         """The increase at the end of a backward, when all gradients of the stage's input are there.
 
-        Those of tensors that the stage does not use are zeros that are made then; until then nothing counts them.
+        Those of tensors that the stage neither uses nor passes on are zeros that are made only then. Those of tensors
+        that it passes on are the gradients of its output, which its caller holds.
         """
         if first == 0:
             return _NEVER
-        gradients = self._chain[first - 1].gradient_of_output_bytes + self._chain[first].fetched_bytes
-        return gradients + held_output_bytes - (self._saved[end] - self._saved[first] + pending_bytes)
+        gradients = self._chain[first - 1].gradient_of_output_bytes - self._passed_on.gradient_bytes(first, end)
+        home = self._chain[first].fetched_bytes
+        return gradients + home + held_output_bytes - (self._saved[end] - self._saved[first] + pending_bytes)
 
     def _moved(
         self, first: int, end: int, held_output_bytes: int, held_in_i: int, ending_bytes: int
@@ -340,6 +345,27 @@ def _not_exceeded(some: Pairs, others: Pairs) -> Pairs:
         if not found or pair[1] > found[-1][1]:
             found.append(pair)
     return tuple(found)
+
+
+class _PassedOn:
+    """Knows which tensors of a stage's input it only passes on, so that their gradients are those of its output."""
+
+    def __init__(self, chain: Sequence[LayerProfile]) -> None:
+        self._inputs: list[tuple[tuple[int, int], ...]] = [()] * len(chain)  # (gradient's bytes, end of longest stage)
+        after: dict[int, int] = {}  # of the next layer's input: storage -> that end
+        for at in range(len(chain) - 1, 0, -1):
+            layer, given = chain[at], chain[at - 1].output
+            read = {tensor.storage for tensor in given} if layer.reads is None else set(layer.reads)
+            passed = {tensor.storage for tensor in layer.output} - read
+            here = {tensor.storage: after.get(tensor.storage, at + 1) for tensor in given if tensor.storage in passed}
+            self._inputs[at] = tuple(
+                (tensor.gradient_bytes, here[tensor.storage]) for tensor in given if tensor.storage in here
+            )
+            after = here
+
+    def gradient_bytes(self, first: int, end: int) -> int:
+        """The bytes of gradients that pass unchanged through a stage with the layers from first to end - 1."""
+        return sum(num_bytes for num_bytes, longest in self._inputs[first] if end <= longest)
 
 
 class _UnsavedForwards:

@@ -27,7 +27,8 @@ class MovedLayer(NamedTuple):
         forward_seconds, backward_seconds: its share of the stage's.
         forward_peak_bytes: largest increase while it runs over what was alive when the stage's forward started, if
             nothing was on its way.
-        backward_peak_bytes: the same for the backward, if nothing had come back.
+        backward_peak_bytes: the same for the backward, if nothing had come back; of a stage's first layer, also when
+            the stage's backward has ended.
         input_backward_peak_bytes: the same for the first part of a backward in two parts, if all had come back; None =
             not known, at most that of the whole backward with all that comes back.
         asking_bytes: like ``backward_peak_bytes``, when it asks for the first tensor that has been moved; 0 = its

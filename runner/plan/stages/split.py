@@ -49,6 +49,10 @@ class SplitRanges:
         inputs = self._kept_inputs[end] - self._kept_inputs[first + 1]
         return self._kept[end] - self._kept[first] + inputs
 
+    def callers(self, end: int) -> int:
+        """The part of :meth:`deferred` that the caller of I holds besides, of a stage that ends before ``end``."""
+        return self._callers[end - 1]
+
     def peak(self, first: int, end: int, held_output_bytes: int) -> int:
         """The largest increase during I over what was alive at its start.
 
@@ -68,7 +72,7 @@ class SplitRanges:
 
     def _behind(self, end: int) -> int:
         """What is added to the running bytes of a layer of a stage that ends before ``end``."""
-        kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._callers[end - 1]
+        kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self.callers(end)
         return kept - self._saved[end]
 
 
