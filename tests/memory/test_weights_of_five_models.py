@@ -102,8 +102,8 @@ DEFAULT = [
     ("LSTM", "l2l", 4),
     ("GPT", "blockswap", 4),
 ]
-"""The two before the last have a stage for each layer: on one rank, where gradients of skips are parts of larger ones, and with a
-last stage that does not use most of its input, whose gradients are zeros. In the last one, the first
+"""The two before the last have a stage for each layer: on one rank, where gradients of skips are parts of larger ones,
+and with a last stage that does not use most of its input, whose gradients are zeros. In the last one, the first
 backward of rank 0 is its peak, before which there are no gradients."""
 
 
