@@ -10,8 +10,10 @@ In a program, messages bring boundary tensors and take them away. A schedule has
 from another rank is alive from the forward or recomputation that uses it, and gradients that go from rank to rank are
 left out.
 
-The last message that leaves a rank is held until the next one starts, which is in the next window: so the actions begin
-with the last message of the window before.
+A message that leaves is held until the rank's next one starts, of whichever stage: the engine drops it then, if it has
+left. On a link that is slower than the computation, more of them may be on their way, which is not counted. After a
+window's last message, the next one is in the next window: so the actions begin with the last message of the window
+before.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class Kind(StrEnum):
     INPUT = "input"  # the stage's input in memory of its own: it came from another rank, or its maker keeps nothing
     OUTPUT_GRADIENT = "output gradient"  # the gradient of the stage's output, until the backward that uses it has ended
     INPUT_GRADIENT = "input gradient"  # the gradient of the stage's input, until its message is started
-    LEAVING_GRADIENT = "leaving gradient"  # a message; it has surely left when the stage's next one starts
-    LEAVING_OUTPUT = "leaving output"  # a message of a forward that keeps nothing; left when the rank's next one starts
+    LEAVING_GRADIENT = "leaving gradient"  # a message, until the rank's next one that leaves starts
+    LEAVING_OUTPUT = "leaving output"  # a message of a forward that keeps nothing, until the same moment
     LEFT_TO_FILL = "left to a fill"  # tensors that a fill of a micro-batch needs and autograd no longer keeps
     WEIGHTS = "weights"  # one version of a stage's weights
 
@@ -111,7 +113,7 @@ class _Rank:
         self._schedule = view.schedule if isinstance(view, Program) else view
         self._rank = rank
         self._alive: dict[tuple[Kind, int, int | None], Action] = {}  # kind, stage, micro-batch -> action that began it
-        self._leaving: dict[tuple[Kind, int], tuple[Kind, int, int | None]] = {}  # kind, lane -> the last message
+        self._leaving: tuple[Kind, int, int | None] | None = None  # the last message: kind, stage, micro-batch
         self._first_leaving: Action | None = None
         self._left: dict[Action, Action] = {}  # fill -> the backward that left tensors to it
         self._filled: set[Action] = set()
@@ -144,13 +146,12 @@ class _Rank:
             self._begin(Kind.OUTPUT_GRADIENT if action.payload is Payload.GRADIENT else Kind.INPUT, action)
         elif op is Op.SEND and action.payload is Payload.GRADIENT:
             self._end(Kind.INPUT_GRADIENT, action)
-            self._begin_leaving(Kind.LEAVING_GRADIENT, action, action.stage)
+            self._begin_leaving(Kind.LEAVING_GRADIENT, action)
 
     def end(self) -> None:
         """Record everything that is still alive, and what was alive at the start because it is still alive now."""
-        if self._leaving:
-            last = list(self._leaving.values())[-1]
-            self.found.append(Lifetime(self._rank, *last, None, self._first_leaving))
+        if self._leaving is not None:
+            self.found.append(Lifetime(self._rank, *self._leaving, None, self._first_leaving))
         for (kind, stage, microbatch), begins in self._alive.items():
             self.found.append(Lifetime(self._rank, kind, stage, microbatch, begins, None))
         for fill, begins in self._left.items():
@@ -168,7 +169,7 @@ class _Rank:
         elif _is_recomputed(schedule, action):
             self._begin(Kind.OUTPUT, action)
         if schedule.backward and elsewhere and stage + 1 < schedule.stages:
-            self._begin_leaving(Kind.LEAVING_OUTPUT, action, 0)
+            self._begin_leaving(Kind.LEAVING_OUTPUT, action)
             if schedule.has_other_backward(stage + 1) and self._is_here(stage + 1, action, Op.R):
                 self._begin(Kind.INPUT, action, stage + 1)
 
@@ -233,13 +234,12 @@ class _Rank:
         if begins is not None:
             self.found.append(Lifetime(self._rank, kind, action.stage, action.microbatch, begins, action))
 
-    def _begin_leaving(self, kind: Kind, action: Action, lane: int) -> None:
-        """Begin the lifetime of a message on its way; the message before it on the same lane has left by now."""
+    def _begin_leaving(self, kind: Kind, action: Action) -> None:
+        """Begin the lifetime of a message on its way; the engine drops the one before it now."""
         self._first_leaving = self._first_leaving or action
-        before = self._leaving.pop((kind, lane), None)  # the newest message is the last one of the dictionary
-        if before is not None:
-            self.found.append(Lifetime(self._rank, *before, self._alive.pop(before), action))
-        self._leaving[kind, lane] = (kind, action.stage, action.microbatch)
+        if self._leaving is not None:
+            self.found.append(Lifetime(self._rank, *self._leaving, self._alive.pop(self._leaving), action))
+        self._leaving = (kind, action.stage, action.microbatch)
         self._begin(kind, action)
 
     def _is_here(self, stage: int, action: Action, op: Op) -> bool:
