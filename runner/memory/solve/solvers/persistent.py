@@ -25,6 +25,8 @@ __all__ = ["ChainCosts", "PersistentPlan", "Step"]
 
 Numbers = NDArray[Any]
 
+_TOGETHER = 8  # parts that begin with one layer and are solved together: what they read stays in the processor's cache
+
 
 @dataclass(frozen=True, slots=True)
 class ChainCosts:
@@ -93,13 +95,16 @@ class PersistentPlan:
         self._needs = _Needs(sizes, saved, more_forward, more_backward)
         count = len(self._own)
         self._seconds = np.empty((count, count, slots + 1), dtype=np.float32)  # by first and last layer
-        # by the last and the first layer of a part: its seconds and those before it, if its input takes memory besides
-        self._kept = np.empty((count, count, slots + 1), dtype=np.float32)
-        self._sums = np.empty(count * (slots + 1), dtype=np.float32)
-        self._fitting = [[0] * count for _ in range(count)]
-        for last in range(count):
-            for first in range(last, -1, -1):
-                self._solve(first, last)
+        self._sums = np.empty((count, slots + 1), dtype=np.float32)
+        self._fitting = [[0] * count for _ in range(count)]  # units in which every layer of a part keeps its graph
+        # For a few last layers and every first one: a part's seconds and those before it, if its input takes memory.
+        kept = np.full((_TOGETHER, count, slots + 1), np.inf, dtype=np.float32)
+        for start in range(0, count, _TOGETHER):
+            end = min(start + _TOGETHER, count)
+            for first in range(end - 1, -1, -1):
+                self._seconds[first, max(first, start) : end] = np.inf
+                for last in range(max(first, start), end):
+                    self._solve(first, last, kept[last - start])
 
     def seconds(self, first: int, last: int, memory: int) -> float:
         """The least seconds of a part in ``memory`` units; infinite if there is no way."""
@@ -138,7 +143,7 @@ class PersistentPlan:
         """How to begin a part that can be run in ``memory`` units."""
         if first == last:
             return Step(None, memory)
-        cutting = self._cutting(first, last, memory, memory + 1)[:, 0]
+        cutting = self._cut_at(first, last, memory)
         at = int(cutting.argmin())
         left = memory - self._saved[first]
         keeps = memory >= self._needs.to_keep(first, last)
@@ -147,41 +152,52 @@ class PersistentPlan:
             return Step(None, left)
         return Step(first + 1 + at, memory - self._sizes[first + 1 + at])
 
-    def _solve(self, first: int, last: int) -> None:
-        best = self._seconds[first, last]
-        self._keep(first, last, best)
-        least, most = self._needs.to_drop(first, last), self._fits(first, last)  # from `most` on, all is kept
-        if first < last and least < most:
-            cutting = self._cutting(first, last, least, most).min(axis=0) - self._before[first]
-            np.minimum(best[least:most], cutting, out=best[least:most])
-        if first:
-            size = min(self._sizes[first], self._slots + 1)
-            self._kept[last, first, :size] = np.inf
-            np.add(best[: self._slots + 1 - size], self._before[first], out=self._kept[last, first, size:])
+    def _solve(self, first: int, last: int, kept: Numbers) -> None:
+        """Find the seconds of a part by memory.
 
-    def _fits(self, first: int, last: int) -> int:
-        """The least units in which every layer of a part keeps its graph, or one more than there are."""
+        Args:
+            first, last: the part.
+            kept: for each first layer behind this one, the seconds of the part that it begins, and of all forwards
+                before it, if its input takes memory besides. This part's row is written.
+        """
+        of_first, top, needed = self._seconds[first], self._slots + 1, self._needs.to_keep(first, last)
+        best = of_first[last]
+        if needed < top:
+            self._keep(first, last, needed, best)
         behind = self._saved[first] + self._fitting[first + 1][last] if first < last else 0
-        self._fitting[first][last] = found = max(self._needs.to_keep(first, last), behind)
-        return min(found, self._slots + 1)
+        self._fitting[first][last] = fitting = max(needed, behind)
+        least, most = self._needs.to_drop(first, last), min(fitting, top)
+        if first < last and least < most:
+            # Whole rows lie behind one another and are added like one, faster than only the needed units of each.
+            rows, rest, sums = kept[first + 1 : last + 1], of_first[first:last], self._sums[: last - first]
+            np.add(rows, rest, out=sums)
+            cutting = np.minimum.reduce(sums[:, least:most])
+            cutting -= self._before[first]  # once, instead of from every row
+            units = best[least:most]
+            np.minimum(units, cutting, out=units)
+        size = self._sizes[first]
+        if size < top:
+            np.add(best[: top - size], self._before[first], out=kept[first, size:])
 
-    def _keep(self, first: int, last: int, found: Numbers) -> None:
-        """Write the seconds by memory if the first layer keeps its graph."""
-        least = min(self._needs.to_keep(first, last), self._slots + 1)
-        found[:least] = np.inf
+    def _keep(self, first: int, last: int, least: int, found: Numbers) -> None:
+        """Write the seconds by memory if the first layer keeps its graph, for which ``least`` units are enough."""
         if first == last:
             found[least:] = self._own[first]
         else:
-            units = slice(least - self._saved[first], self._slots + 1 - self._saved[first])
-            np.add(self._seconds[first + 1, last, units], self._own[first], out=found[least:])
+            saved = self._saved[first]
+            rest = self._seconds[first + 1, last, least - saved : self._slots + 1 - saved]
+            np.add(rest, self._own[first], out=found[least:])
 
-    def _cutting(self, first: int, last: int, least: int, most: int) -> Numbers:
-        """The seconds by units least .. most - 1 if the part is cut before layer first + 1 … last, a row each.
+    def _cut_at(self, first: int, last: int, memory: int) -> Numbers:
+        """The seconds if the part is cut before layer first + 1 … last, in so much memory, and of all forwards before.
 
-        They include the forwards before the part, which is one subtraction less for every row.
+        Each sum is rounded as in :meth:`_solve`, so that the best cut is the one that was found there.
         """
-        units, sums = slice(least, most), self._sums[: (last - first) * (most - least)].reshape(last - first, -1)
-        return np.add(self._kept[last, first + 1 : last + 1, units], self._seconds[first, first:last, units], out=sums)
+        cuts = np.arange(first + 1, last + 1)
+        left = memory - np.asarray(self._sizes)[cuts]
+        behind = np.where(left >= 0, self._seconds[cuts, last, left], np.float32(np.inf))
+        cutting: Numbers = (behind + self._before[cuts]) + self._seconds[first, first:last, memory]
+        return cutting
 
 
 class _Needs:
