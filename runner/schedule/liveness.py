@@ -11,8 +11,8 @@ from another rank is alive from the forward or recomputation that uses it, and g
 left out.
 
 A message that leaves is held until the rank's next one starts, of whichever stage: the engine drops it then, if it has
-left. On a link that is slower than the computation, more of them may be on their way, which is not counted. After a
-window's last message, the next one is in the next window: so the actions begin with the last message of the window
+left. Where a link or the peer is slower than this rank, more of them may be on their way, which is not counted. After
+a window's last message, the next one is in the next window: so the actions begin with the last message of the window
 before.
 """
 
@@ -169,8 +169,10 @@ class _Rank:
         elif _is_recomputed(schedule, action):
             self._begin(Kind.OUTPUT, action)
         if schedule.backward and elsewhere and stage + 1 < schedule.stages:
-            self._begin_leaving(Kind.LEAVING_OUTPUT, action)
-            if schedule.has_other_backward(stage + 1) and self._is_here(stage + 1, action, Op.R):
+            stays = self._is_here(stage + 1, action, Op.F)
+            if not stays:
+                self._begin_leaving(Kind.LEAVING_OUTPUT, action)
+            if stays or (schedule.has_other_backward(stage + 1) and self._is_here(stage + 1, action, Op.R)):
                 self._begin(Kind.INPUT, action, stage + 1)
 
     def _backward(self, action: Action) -> None:

@@ -55,9 +55,9 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(12)))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_buffers_hold_what_is_said_to_live(name: str) -> None:
-    schedule = build(name, **CASES[name])
+@pytest.mark.parametrize(("name", "options"), [*CASES.items(), ("pipefb", {"ranks": 2, "microbatches": 6})])
+def test_the_buffers_hold_what_is_said_to_live(name: str, options: dict[str, Any]) -> None:
+    schedule = build(name, **options)
     program = lower(schedule)
     compared = 0
     for rank, seen in enumerate(trained(schedule, windows=1)):

@@ -12,6 +12,7 @@ from layouts import make_engine, part_of, uniform
 from torch import Tensor, nn
 
 from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
@@ -82,38 +83,40 @@ def measured_and_predicted(
     count: int = 4,
     *,
     to_host: bool = False,
+    messages: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> tuple[list[int], tuple[int, ...]]:
     """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan.
 
-    With ``to_host``, hooks send what is saved to the host, whose memory is the device's here.
+    There is a program for each stage. With ``to_host``, hooks send what is saved to the host, whose memory is the
+    device's here; ``messages`` makes the transport of which a rank's engine knows.
     """
-    ranks, samples = len(programs), len(batch[0])
+    samples = len(batch[0])
+    order = build(schedule, ranks=len(programs), microbatches=count) if isinstance(schedule, str) else schedule
     sources = layers_of(make(), 0)
-    partition = uniform(len(sources), ranks)
-    inputs, targets = (value[: samples // count] for value in batch)
+    partition = uniform(len(sources), order.stages)
+    inputs, targets = (value[: -(-samples // count)] for value in batch)
     profile = replace(
         profile_layers(sources, inputs, targets, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0
     )
     plan = ActivationPlan(tuple(programs), to_host, host_apart=False)
     figures = stage_figures(adjusted(profile, plan), partition)
-    lowered = lower(build(schedule, ranks=ranks, microbatches=count) if isinstance(schedule, str) else schedule)
-    predicted = predict_memory(lowered, profile, figures, MemoryNeeds(samples)).peak_bytes
-    models = [make() for _ in range(ranks)]
+    predicted = predict_memory(lower(order), profile, figures, MemoryNeeds(samples)).peak_bytes
+    models = [make() for _ in range(order.ranks)]
 
     def prepare(stage: StageModule, number: int) -> None:
         install(stage, programs[number], to_host=to_host)
 
     def run(transport: ThreadTransport) -> int:
         engine = make_engine(
-            models[transport.rank], loss, transport, schedule=schedule, pipeline=ranks, data=1, count=count,
-            optimizer=partial(torch.optim.AdamW, foreach=False), prepare=prepare,
+            models[transport.rank], loss, messages(transport), schedule=order, pipeline=order.ranks, data=1,
+            count=count, optimizer=partial(torch.optim.AdamW, foreach=False), prepare=prepare,
         )  # fmt: skip
         meter = MemoryMeter(engine)
         for _ in range(2):
-            own = part_of(batch, transport, ranks, 1)
+            own = part_of(batch, transport, order.ranks, 1, order)
             with meter.step(own):
                 engine.submit(own)
         engine.drain()
         return meter.peak_bytes
 
-    return run_ranks(ranks, run), predicted
+    return run_ranks(order.ranks, run), predicted

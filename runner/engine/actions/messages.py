@@ -179,8 +179,8 @@ class Messages:
         """Keep messages until they have left, without waiting for a peer that is still computing.
 
         An activation has arrived when its gradient comes back, so its backward drops it, if that is on this rank. Other
-        messages are dropped when they have left. If a transport does not tell this, all but the last message are
-        waited for, because they were due before the last one was made.
+        messages are dropped when they have left. Those of which a transport does not tell this are waited for when the
+        next one has started, because they were due before that one was made.
         """
         if action.payload is Payload.STASH:
             sent.wait()  # its memory is needed for what comes next
@@ -189,10 +189,13 @@ class Messages:
         if action.payload is Payload.ACTIVATION and window.training and not elsewhere:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
-        lengths = (message.nbytes for _, message in sent)
-        waits = window.training and not all(map(self._rank.transport.tells_completion, lengths))
-        while self._sends and (waits or self._sends[0][0].is_completed()):
-            self._sends.popleft()[0].wait()
+        while self._sends:
+            handle, message = self._sends[0]
+            waits = window.training and not self._rank.transport.tells_completion(message.nbytes)
+            if not waits and not handle.is_completed():
+                break
+            handle.wait()
+            self._sends.popleft()
         self._sends += sent
 
     def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:

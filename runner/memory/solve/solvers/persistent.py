@@ -195,7 +195,7 @@ class PersistentPlan:
         """
         cuts = np.arange(first + 1, last + 1)
         left = memory - np.asarray(self._sizes)[cuts]
-        behind = np.where(left >= 0, self._seconds[cuts, last, left], np.float32(np.inf))
+        behind = np.where(left >= 0, self._seconds[cuts, last, np.maximum(left, 0)], np.float32(np.inf))
         cutting: Numbers = (behind + self._before[cuts]) + self._seconds[first, first:last, memory]
         return cutting
 
