@@ -19,7 +19,7 @@ from typing import Any
 from runner.config.units import format_bytes
 from runner.errors import RunFailedError
 
-__all__ = ["CheckedDrive", "SwapFolder", "checked_writes"]
+__all__ = ["CheckedDrive", "SwapFolder", "checked_writes", "given_format"]
 
 _PREFIX = "runner-swap-"
 _LOCK = "lock"
@@ -99,6 +99,30 @@ def checked_writes(operator: Any) -> Iterator[None]:
         yield
     finally:
         operator.aio_handle = make
+
+
+@contextmanager
+def given_format() -> Iterator[None]:
+    """Within the block, DeepSpeed swaps weights in the format that they have.
+
+    Where the processor has no arithmetic for float16, DeepSpeed 0.19.8 swaps weights in bfloat16 whatever they are, and
+    they would come back from the drive in it: in ``Init._set_dtype`` the format that was given counts only where
+    float16 is supported.
+    """
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Parts
+
+    choose = Parts._set_dtype
+
+    def told(parts: Any, config: Any, dtype: Any) -> None:
+        choose(parts, config, dtype)
+        if dtype is not None:
+            parts.dtype = dtype
+
+    Parts._set_dtype = told
+    try:
+        yield
+    finally:
+        Parts._set_dtype = choose
 
 
 def _make_room(path: Path, num_bytes: int) -> None:

@@ -28,7 +28,7 @@ from runner.engine.update.gradients import StageGradients
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag
 from runner.optim.operators import load_operators, needed_operators
-from runner.strategy.zero.drive import SwapFolder, checked_writes
+from runner.strategy.zero.drive import SwapFolder, checked_writes, given_format
 from runner.strategy.zero.flat_pieces import pieces
 from runner.strategy.zero.twin_flow import TwinFlow
 
@@ -257,7 +257,7 @@ class DeepSpeedStage:
         self.settings["zero_optimization"] = zero
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
-        with checked_writes(AsyncIOBuilder().load(verbose=False)):
+        with checked_writes(AsyncIOBuilder().load(verbose=False)), given_format():
             yield
 
     def tensors(self) -> list[Tensor]:
