@@ -9,6 +9,7 @@ from pathlib import Path
 import full_slices
 import pytest
 import skips
+import slow_tests
 from full_slices import SLICES, Slice, read_slice, slice_of_commit
 
 pytest_plugins = "pytester"
@@ -38,8 +39,8 @@ def small(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makeini("[pytest]\naddopts = -m 'not full'\nmarkers =\n    slow\n    full")
     shutil.copy(Path(__file__).parents[1] / "conftest.py", pytester.path)
-    for module in (full_slices, skips):
-        shutil.copy(str(module.__file__), pytester.path)
+    for file in (full_slices.__file__, skips.__file__, slow_tests.__file__, slow_tests.LIST):
+        shutil.copy(str(file), pytester.path)
     pytester.makepyfile(test_small=TESTS)
     return pytester
 
