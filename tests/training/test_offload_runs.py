@@ -43,11 +43,13 @@ def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
 def test_a_slower_link_makes_a_step_longer_by_at_most_its_copies(layout: tuple[str, ...]) -> None:
     free = planned(*layout, OFFLOAD)
     steps = [free.time.step_seconds]
-    for speed in (1e7, 1e6, 1e5):
+    # However slow the measured machine is: copies that take the step's own time, then ten and a hundred times as long.
+    for times in (1, 10, 100):
+        copies = times * free.time.step_seconds
+        speed = 2 * free.host_activation_bytes / copies
         plan = planned(*layout, OFFLOAD, f"offload.bytes_per_second={speed}")
-        copies = 2 * plan.host_activation_bytes / speed
         assert plan.time.step_seconds <= free.time.step_seconds + copies + 1e-9
-        assert max(plan.to_json()["offload_seconds"]) > 0
+        assert times == 1 or max(plan.to_json()["offload_seconds"]) > 0
         steps.append(plan.time.step_seconds)
     assert steps == sorted(steps)
     assert any("computes wait up to" in line for line in plan.advice)
