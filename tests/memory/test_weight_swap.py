@@ -210,11 +210,13 @@ def test_frozen_blocks_come_to_the_device_and_nothing_goes_back(pipeline: int) -
 
 
 def test_half_of_the_layers_is_faster_than_all_of_them_over_one_link() -> None:
+    every = planned("mlp", "offload=weights_granular", "offload.fraction=1.0")
+    speed = sum(every.host_weight_bytes) / (10 * every.time.step_seconds)  # copies wait on slow machines, too
     seconds = []
     for fraction in ("0.5", "1.0"):
-        offload = ("offload=weights_granular", f"offload.fraction={fraction}", "offload.bytes_per_second=1e7")
+        offload = ("offload=weights_granular", f"offload.fraction={fraction}", f"offload.bytes_per_second={speed}")
         plan = planned("mlp", *offload)
-        copies = sum(plan.host_weight_bytes) / 1e7
+        copies = sum(plan.host_weight_bytes) / speed
         free = planned("mlp", *offload[:2]).time.step_seconds
         assert free < plan.time.step_seconds <= free + copies
         assert max(plan.host_seconds) > 0
