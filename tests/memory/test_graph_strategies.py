@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from itertools import product
 from math import isqrt
+from typing import Any
 
 import pytest
 
+from runner.memory.solve.graph import checkmate
 from runner.memory.solve.graph.checkmate import cheapest_order, order_of_kept, rounded_order
 from runner.memory.solve.graph.evicting import SCORES, evicting_order
 from runner.memory.solve.graph.lower_sets import least_recomputation, lower_sets, order_of, prefix_closures
@@ -95,6 +97,73 @@ def test_checkmate_is_the_cheapest_of_all_that_may_be_kept(seed: int) -> None:
         assert order is not None
         assert replayed(graph, order).seconds == expected
     assert cheapest_order(graph, min(cost.peak_bytes for cost in costs) - 1) is None
+
+
+def stashed(graph: Graph, order: Order, count: int) -> int:
+    """The bytes of forward values that are used after the first forward, before they are computed again."""
+    start = order.index(count - 1) + 1
+    again: set[int] = set()
+    found: set[int] = set()
+    for position in range(start, len(order)):
+        found |= set(needs_at(graph, order, position)) - again
+        again.add(order[position])
+    return sum(graph.values[each].num_bytes for each in found if each < count)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_others_in_flight_take_memory(seed: int) -> None:
+    count, in_flight = 5, 3
+    plain = training_graph(random_forward(seed, count))
+    graph = Graph(plain.values, ends=tuple(range(count - 1, 2 * count)))
+    alone = replayed(graph, graph.once).peak_bytes
+    most = alone + (in_flight - 1) * stashed(graph, graph.once, count)
+    costs = []
+    for part in range(10, 3, -1):
+        budget = most * part // 10
+        order = cheapest_order(graph, budget, in_flight=in_flight)
+        rounded = rounded_order(graph, budget, in_flight=in_flight)
+        for each in (order, rounded):
+            if each is not None:
+                assert replayed(graph, each).peak_bytes + (in_flight - 1) * stashed(graph, each, count) <= budget
+        costs.append(replayed(graph, order).seconds if order is not None else float("inf"))
+        assert rounded is None or costs[-1] <= replayed(graph, rounded).seconds
+    assert costs == sorted(costs)
+    assert costs[0] == replayed(graph, graph.once).seconds < costs[-1]
+
+
+def test_what_the_relaxed_program_proves_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    solved = checkmate._Model.solved
+
+    def noted(self: checkmate._Model, *, whole_numbers: bool, **limits: Any) -> object:
+        asked.append(whole_numbers)
+        return solved(self, whole_numbers=whole_numbers, **limits)
+
+    monkeypatch.setattr(checkmate._Model, "solved", noted)
+    forward = chain(32)
+    graph = training_graph(forward)
+    plain = replayed(graph, graph.once)
+    budget = plain.peak_bytes * 3 // 4
+    known = least_recomputation(graph, 32, prefix_closures(forward), budget)
+    assert known is not None
+    order = cheapest_order(graph, budget, gap=0.01, known=[known])
+    assert order is not None
+    assert asked == [False]
+    assert replayed(graph, order).peak_bytes <= budget
+    # Nine layers of 32 are run again: 24 values of a layer's bytes are all that fit, beside the gradient that runs.
+    assert replayed(graph, order).seconds == plain.seconds + 9
+
+
+def test_a_known_order_is_taken_where_the_solver_may_stop_early() -> None:
+    forward = random_forward(2, 8)
+    graph = training_graph(forward)
+    budget = replayed(graph, graph.once).peak_bytes * 4 // 5
+    best = cheapest_order(graph, budget)
+    assert best is not None
+    careless = cheapest_order(graph, budget, gap=1e6, nodes=0, known=[best])
+    assert careless is not None
+    assert replayed(graph, careless) == replayed(graph, best)
+    assert cheapest_order(graph, budget, known=[graph.once]) != graph.once  # which does not fit
 
 
 def budgets(graph: Graph) -> list[int]:

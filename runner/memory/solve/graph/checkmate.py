@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runner.memory.solve.graph.values import Graph, Order, replayed
+from runner.memory.solve.graph.values import Graph, Order, last_uses, replayed
 from runner.noise import silent_output
 
 __all__ = ["cheapest_order", "order_of_kept", "rounded_order"]
@@ -27,28 +27,47 @@ __all__ = ["cheapest_order", "order_of_kept", "rounded_order"]
 _Key = tuple[str, int, int, int]
 _Terms = Iterable[tuple[float, _Key]]
 
+_ROUNDING = 1e-6  # by which the solver's sums may differ, relative to them
+
 
 def cheapest_order(
-    graph: Graph, budget: int, *, seconds: float = 60.0, gap: float = 0.0, nodes: int | None = None, in_flight: int = 1
+    graph: Graph,
+    budget: int,
+    *,
+    seconds: float = 60.0,
+    gap: float = 0.0,
+    nodes: int | None = None,
+    in_flight: int = 1,
+    known: Sequence[Order] = (),
 ) -> Order | None:
     """The order with the least seconds of computation within a budget; None if none was found.
+
+    The relaxed program, which is solved in a fraction of the time, bounds what any order takes. If one that follows
+    from it by rounding, or one that is known, is as near that bound as is asked, nothing else is solved.
 
     Args:
         graph: the graph.
         budget: the most bytes of values that are alive at once.
-        seconds: time limit of the solver.
+        seconds: time limit of the solver, for each of both programs.
         gap: how far the result may be from the optimum, relative to it.
         nodes: limit of the solver's search tree, with which the result does not depend on the machine's speed; None =
             no limit.
         in_flight: how many times what is kept from the first stage to the second takes memory, if others run
             as many first stages before they go on.
+        known: orders that others found, as of lower sets. The result is never dearer than one that is within the
+            budget.
     """
     model = _Model(graph, budget, in_flight)
-    found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
-    if found is None:
+    relaxed = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
+    if relaxed is None:
         return None
-    order = order_of_kept(graph, model.kept(found, 0.5), model.run(found))
-    return order if replayed(graph, order).peak_bytes <= budget else None
+    quick = _cheapest(graph, budget, [*known, *_rounded(graph, model, relaxed)], in_flight)
+    if quick is not None and quick[0] <= model.seconds(relaxed) * (1 + max(gap, _ROUNDING)):
+        return quick[1]
+    found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
+    whole = [] if found is None else [order_of_kept(graph, model.kept(found, 0.5), model.run(found))]
+    best = min(filter(None, [quick, _cheapest(graph, budget, whole, in_flight)]), default=None)
+    return None if best is None else best[1]
 
 
 def rounded_order(
@@ -68,17 +87,40 @@ def rounded_order(
         budget: the most bytes of values that are alive at once.
         seconds: time limit of each relaxed program.
         slacks: shares of the budget that are left free in the relaxed program.
-        in_flight: see :func:`cheapest_order`; the result is checked for one alone.
+        in_flight: see :func:`cheapest_order`.
     """
-    orders = []
+    orders: list[Order] = []
     for slack in slacks:
         model = _Model(graph, int(budget * (1 - slack)), in_flight)
-        found = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
-        if found is not None:
-            orders += [order_of_kept(graph, model.kept(found, tenths / 10)) for tenths in range(1, 10)]
-    costs = [(replayed(graph, order), order) for order in orders]
-    fitting = [(cost.seconds, order) for cost, order in costs if cost.peak_bytes <= budget]
-    return min(fitting)[1] if fitting else None
+        relaxed = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
+        if relaxed is not None:
+            orders += _rounded(graph, model, relaxed)
+    best = _cheapest(graph, budget, orders, in_flight)
+    return None if best is None else best[1]
+
+
+def _rounded(graph: Graph, model: _Model, relaxed: np.ndarray) -> list[Order]:
+    """The orders that follow from a relaxed program if what is kept is rounded."""
+    return [order_of_kept(graph, model.kept(relaxed, tenths / 10)) for tenths in range(1, 10)]
+
+
+def _cheapest(graph: Graph, budget: int, orders: Iterable[Order], in_flight: int) -> tuple[float, Order] | None:
+    """The seconds of the cheapest order within a budget, and that order."""
+    found = []
+    for order in orders:
+        cost = replayed(graph, order)
+        besides = (in_flight - 1) * _stashed(graph, order) if in_flight > 1 else 0
+        if cost.peak_bytes + besides <= budget:
+            found.append((cost.seconds, order))
+    return min(found, default=None)
+
+
+def _stashed(graph: Graph, order: Order) -> int:
+    """The bytes that an order keeps from the first stage to the second."""
+    start = 1 + max(order.index(index) for index in graph.stages[0] if not graph.values[index].is_optional)
+    latest = last_uses(graph, order)
+    lasts = {index: latest[position] for position, index in enumerate(order[:start])}
+    return sum(graph.values[index].num_bytes for index, last in lasts.items() if last >= start)
 
 
 def _never(stage: int, index: int) -> bool:
@@ -179,6 +221,11 @@ class _Model:
                 options=limits,
             )
         return None if found.x is None else np.asarray(found.x)
+
+    def seconds(self, found: np.ndarray) -> float:
+        """The seconds of all computations, by a solution."""
+        values = self._graph.values
+        return sum(values[key[2]].seconds * float(found[at]) for key, at in self._columns.items() if key[0] == "R")
 
     def kept(self, found: np.ndarray, threshold: float) -> Callable[[int, int], bool]:
         """Whether a value is kept for a stage, by a solution."""

@@ -12,6 +12,7 @@ from runner.errors import Problem, RequestError
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
 from runner.memory.solve.graph.values import Graph, Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
+from runner.memory.solve.strategies.kusumoto import orders_of_sequences
 from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
 
@@ -51,21 +52,24 @@ def programs_under(
     """
     others = sum(value.num_bytes for value in stage.graph.values[: stage.num_forward])
     most = replayed(stage.graph, stage.graph.once).peak_bytes + (in_flight - 1) * others
+    known = () if rounding or stage.presets else tuple(orders_of_sequences(stage, approximate=True))
     for part in range(_BUDGETS - 1, 0, -1):
-        order = _order(stage.graph, most * part // _BUDGETS, in_flight, rounding, nodes)
+        order = _order(stage.graph, most * part // _BUDGETS, in_flight, rounding, nodes, known)
         if order is None:
             return
         yield program_of_order(stage, order)
 
 
 @lru_cache(maxsize=_ORDERS)
-def _order(graph: Graph, budget: int, in_flight: int, rounding: bool, nodes: int) -> Order | None:
+def _order(
+    graph: Graph, budget: int, in_flight: int, rounding: bool, nodes: int, known: tuple[Order, ...]
+) -> Order | None:
     """The order that a solver finds; equal stages, and plans with other limits in one sweep, are solved once."""
     from runner.memory.solve.graph.checkmate import cheapest_order, rounded_order
 
     if rounding:
         return rounded_order(graph, budget, seconds=_UNLIMITED, in_flight=in_flight)
-    return cheapest_order(graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight)
+    return cheapest_order(graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight, known=known)
 
 
 def refuse_long_stages(chain: StageChain, name: str, most: int) -> None:

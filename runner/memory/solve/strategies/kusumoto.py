@@ -6,7 +6,7 @@ Memory-Efficient Backpropagation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.graph.lower_sets import (
@@ -16,12 +16,12 @@ from runner.memory.solve.graph.lower_sets import (
     prefix_closures,
 )
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
-from runner.memory.solve.graph.values import Value
+from runner.memory.solve.graph.values import Order, Value
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
-from runner.memory.solve.values import Program, Segment, StageChain
+from runner.memory.solve.values import Segment, StageChain
 
-__all__ = ["STRATEGY"]
+__all__ = ["STRATEGY", "orders_of_sequences"]
 
 _BUDGETS = 40  # programs are solved for these equal parts of the memory of one part with all layers
 
@@ -32,12 +32,21 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     name = "kusumoto approximate" if approximate else "kusumoto"
     yield Candidate(name, (Segment(chain.first, chain.last),))
     stage = graph_of(chain)
-    sets = _sets(stage, approximate=approximate)
-    yield from (Candidate(name, program) for program in dict.fromkeys(_programs(stage, sets)))
+    programs = (program_of_order(stage, order) for order in orders_of_sequences(stage, approximate=approximate))
+    yield from (Candidate(name, program) for program in dict.fromkeys(programs))
 
 
-def _programs(stage: StageGraph, sets: Sequence[int]) -> Iterator[Program]:
-    graph, count = stage.graph, stage.num_forward
+def orders_of_sequences(stage: StageGraph, *, approximate: bool) -> Iterator[Order]:
+    """The orders of the sequences of lower sets that compute least again in less and less memory.
+
+    Args:
+        stage: the stage.
+        approximate: whether only the lower sets of single layers, and of all from which they follow, are used.
+
+    Raises:
+        RequestError: there are too many lower sets.
+    """
+    graph, count, sets = stage.graph, stage.num_forward, _sets(stage, approximate=approximate)
     most = 2 * sum(value.num_bytes + value.transient_bytes for value in graph.values)
     found, sequences = None, Sequences(graph, count, sets)
     for part in range(_BUDGETS, 0, -1):
@@ -45,7 +54,7 @@ def _programs(stage: StageGraph, sets: Sequence[int]) -> Iterator[Program]:
         if sequence is None:
             return
         if sequence != found:
-            yield program_of_order(stage, backwards_in_turn(graph, count, sequence))
+            yield backwards_in_turn(graph, count, sequence)
         found = sequence
 
 
