@@ -131,15 +131,21 @@ def test_others_in_flight_take_memory(seed: int) -> None:
     assert costs[0] == replayed(graph, graph.once).seconds < costs[-1]
 
 
-def test_what_the_relaxed_program_proves_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each program that is solved, whether its numbers are whole."""
+    found: list[bool] = []
     solved = checkmate._Model.solved
 
     def noted(self: checkmate._Model, *, whole_numbers: bool, **limits: Any) -> object:
-        asked.append(whole_numbers)
+        found.append(whole_numbers)
         return solved(self, whole_numbers=whole_numbers, **limits)
 
     monkeypatch.setattr(checkmate._Model, "solved", noted)
+    return found
+
+
+def test_what_the_relaxed_program_proves_is_not_solved_again(asked: list[bool]) -> None:
     forward = chain(32)
     graph = training_graph(forward)
     plain = replayed(graph, graph.once)
@@ -154,16 +160,25 @@ def test_what_the_relaxed_program_proves_is_not_solved_again(monkeypatch: pytest
     assert replayed(graph, order).seconds == plain.seconds + 9
 
 
-def test_a_known_order_is_taken_where_the_solver_may_stop_early() -> None:
-    forward = random_forward(2, 8)
-    graph = training_graph(forward)
+def test_an_order_that_is_rounded_may_be_enough(asked: list[bool]) -> None:
+    graph = training_graph(random_forward(1, 6))
+    order = cheapest_order(graph, replayed(graph, graph.once).peak_bytes, gap=0.0)
+    assert order == graph.once
+    assert asked == [False]
+
+
+def test_a_known_order_is_the_result_where_the_solver_is_stopped(asked: list[bool]) -> None:
+    graph = training_graph(random_forward(2, 8))
     budget = replayed(graph, graph.once).peak_bytes * 4 // 5
     best = cheapest_order(graph, budget)
     assert best is not None
-    careless = cheapest_order(graph, budget, gap=1e6, nodes=0, known=[best])
-    assert careless is not None
-    assert replayed(graph, careless) == replayed(graph, best)
-    assert cheapest_order(graph, budget, known=[graph.once]) != graph.once  # which does not fit
+    asked.clear()
+    stopped = cheapest_order(graph, budget, nodes=0, known=[best])
+    assert stopped is not None
+    assert asked == [False, True]
+    assert replayed(graph, stopped) == replayed(graph, best)
+    assert cheapest_order(graph, budget, seconds=0.0, known=[best]) == best
+    assert cheapest_order(graph, budget, seconds=0.0, known=[graph.once]) is None  # it does not fit
 
 
 def budgets(graph: Graph) -> list[int]:

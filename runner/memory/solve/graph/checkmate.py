@@ -42,13 +42,14 @@ def cheapest_order(
 ) -> Order | None:
     """The order with the least seconds of computation within a budget; None if none was found.
 
-    The relaxed program, which is solved in a fraction of the time, bounds what any order takes. If one that follows
-    from it by rounding, or one that is known, is as near that bound as is asked, nothing else is solved.
+    The relaxed program, which is solved in a fraction of the time, bounds what the orders of this program take. If an
+    order that follows from it by rounding, or one that is known, is as near that bound as is asked, it is the result,
+    and nothing else is solved.
 
     Args:
         graph: the graph.
         budget: the most bytes of values that are alive at once.
-        seconds: time limit of the solver, for each of both programs.
+        seconds: time limit of the solver, for each of the two programs.
         gap: how far the result may be from the optimum, relative to it.
         nodes: limit of the solver's search tree, with which the result does not depend on the machine's speed; None =
             no limit.
@@ -59,10 +60,10 @@ def cheapest_order(
     """
     model = _Model(graph, budget, in_flight)
     relaxed = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
-    if relaxed is None:
-        return None
-    quick = _cheapest(graph, budget, [*known, *_rounded(graph, model, relaxed)], in_flight)
-    if quick is not None and quick[0] <= model.seconds(relaxed) * (1 + max(gap, _ROUNDING)):
+    bound = 0.0 if relaxed is None else model.seconds(relaxed)
+    rounded = [] if relaxed is None else _rounded(graph, model, relaxed)
+    quick = _cheapest(graph, budget, [*known, *rounded], in_flight)
+    if quick is not None and quick[0] <= bound * (1 + max(gap, _ROUNDING)):
         return quick[1]
     found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
     whole = [] if found is None else [order_of_kept(graph, model.kept(found, 0.5), model.run(found))]
@@ -105,7 +106,7 @@ def _rounded(graph: Graph, model: _Model, relaxed: np.ndarray) -> list[Order]:
 
 
 def _cheapest(graph: Graph, budget: int, orders: Iterable[Order], in_flight: int) -> tuple[float, Order] | None:
-    """The seconds of the cheapest order within a budget, and that order."""
+    """The seconds of the cheapest order within a budget, and that order; None if no order is within it."""
     found = []
     for order in orders:
         cost = replayed(graph, order)
