@@ -42,9 +42,9 @@ def cheapest_order(
 ) -> Order | None:
     """The order with the least seconds of computation within a budget; None if none was found.
 
-    The relaxed program, which is solved in a fraction of the time, bounds what the orders of this program take. If an
-    order that follows from it by rounding, or one that is known, is as near that bound as is asked, it is the result,
-    and nothing else is solved.
+    If there are no optional runs, the relaxed program is solved first. It takes a fraction of the time, and bounds what
+    the orders of this program take. If an order that follows from it by rounding, or one that is known, is as near that
+    bound as is asked, it is the result, and nothing else is solved.
 
     Args:
         graph: the graph.
@@ -59,7 +59,8 @@ def cheapest_order(
             budget.
     """
     model = _Model(graph, budget, in_flight)
-    relaxed = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
+    # No order that is rounded uses an optional run, so that a graph that has some is asked for whole numbers at once.
+    relaxed = None if graph.instead else model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
     bound = 0.0 if relaxed is None else model.seconds(relaxed)
     rounded = [] if relaxed is None else _rounded(graph, model, relaxed)
     quick = _cheapest(graph, budget, [*known, *rounded], in_flight)
