@@ -167,8 +167,18 @@ def test_an_order_that_is_rounded_may_be_enough(asked: list[bool]) -> None:
     assert asked == [False]
 
 
+def test_the_bound_is_raised_to_whole_layers(asked: list[bool]) -> None:
+    forward = chain(12, size=5)
+    graph = training_graph(forward)
+    known = least_recomputation(graph, 12, prefix_closures(forward), 48)
+    assert known is not None
+    assert cheapest_order(graph, 48, known=[known]) is not None
+    assert asked == [False]  # which gives 39.4, between three and four layers that run again
+    assert replayed(graph, known).seconds == 40
+
+
 def test_a_known_order_is_the_result_where_the_solver_is_stopped(asked: list[bool]) -> None:
-    graph = training_graph(random_forward(2, 8))
+    graph = training_graph(random_forward(9, 6))
     budget = replayed(graph, graph.once).peak_bytes * 4 // 5
     best = cheapest_order(graph, budget)
     assert best is not None

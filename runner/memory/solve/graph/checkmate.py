@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _Key = tuple[str, int, int, int]
 _Terms = Iterable[tuple[float, _Key]]
 
 _ROUNDING = 1e-6  # by which the solver's sums may differ, relative to them
+_MOST_SUMS = 1_000_000  # of seconds, beyond which no bound is raised to the next sum
 
 
 def cheapest_order(
@@ -61,11 +63,12 @@ def cheapest_order(
     model = _Model(graph, budget, in_flight)
     # No order that is rounded uses an optional run, so that a graph that has some is asked for whole numbers at once.
     relaxed = None if graph.instead else model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
-    bound = 0.0 if relaxed is None else model.seconds(relaxed)
+    bound = 0.0 if relaxed is None else _reachable(graph, model.seconds(relaxed))
     rounded = [] if relaxed is None else _rounded(graph, model, relaxed)
     quick = _cheapest(graph, budget, [*known, *rounded], in_flight)
     if quick is not None and quick[0] <= bound * (1 + max(gap, _ROUNDING)):
         return quick[1]
+    model.take_at_least(bound)
     found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
     whole = [] if found is None else [order_of_kept(graph, model.kept(found, 0.5), model.run(found))]
     best = min(filter(None, [quick, _cheapest(graph, budget, whole, in_flight)]), default=None)
@@ -99,6 +102,27 @@ def rounded_order(
             orders += _rounded(graph, model, relaxed)
     best = _cheapest(graph, budget, orders, in_flight)
     return None if best is None else best[1]
+
+
+def _reachable(graph: Graph, bound: float) -> float:
+    """The least seconds that an order can take at or above a bound, as whole values are computed again.
+
+    Where layers are equal, this is far above the bound of a relaxed program, which computes parts of them.
+    """
+    once = sum(graph.values[index].seconds for index in graph.once)
+    times: dict[float, int] = {}  # seconds of values -> how often such values may be computed again, in all stages
+    for stage, own in enumerate(graph.stages):
+        for index in own:
+            if index not in graph.backwards and (seconds := graph.values[index].seconds):
+                times[seconds] = times.get(seconds, 0) + len(graph.stages) - 1 - stage
+    sums = np.array([once])
+    for seconds, most in times.items():
+        again = np.arange(min(most, ceil((bound - once) / seconds)) + 1) if bound > once else np.zeros(1)
+        if len(sums) * len(again) > _MOST_SUMS:
+            return bound
+        sums = (sums[:, None] + seconds * again).ravel()
+    above = sums[sums >= bound * (1 - _ROUNDING)]
+    return max(bound, float(above.min())) if len(above) else bound
 
 
 def _rounded(graph: Graph, model: _Model, relaxed: np.ndarray) -> list[Order]:
@@ -223,6 +247,12 @@ class _Model:
                 options=limits,
             )
         return None if found.x is None else np.asarray(found.x)
+
+    def take_at_least(self, seconds: float) -> None:
+        """Tell the solver that no order takes fewer seconds."""
+        if seconds:
+            runs = ((self._graph.values[key[2]].seconds, key) for key in self._columns if key[0] == "R")
+            self._rows.add(runs, seconds * (1 - _ROUNDING), np.inf)
 
     def seconds(self, found: np.ndarray) -> float:
         """The seconds of all computations, by a solution."""
