@@ -174,8 +174,26 @@ def order_of_kept(graph: Graph, kept: Callable[[int, int], bool], run: Callable[
                 if not graph.values[index].is_run and not graph.values[index].is_optional:
                     needs = tuple(chosen.get(need, need) for need in needs)
                 computed |= set(needs) - there
-        order += sorted(computed)
+        order += sorted(computed | _made_again(graph, stage, computed, there, kept))
     return tuple(order)
+
+
+def _made_again(
+    graph: Graph, stage: int, computed: set[int], there: set[int], kept: Callable[[int, int], bool]
+) -> set[int]:
+    """What is there, is used further on, and is the result of a run that a stage computes again.
+
+    A run makes all its results. They take the place of what is there, which need not be kept until then.
+    """
+    used = {need for index in computed for need in graph.values[index].needs}
+    if stage + 1 < len(graph.stages):
+        used |= _kept_for(graph, stage + 1, kept)
+    return {
+        index
+        for index in there & used - computed
+        if any(need in computed and graph.values[need].is_run for need in graph.values[index].needs)
+        and not graph.values[index].seconds
+    }
 
 
 def _kept_for(graph: Graph, stage: int, kept: Callable[[int, int], bool]) -> set[int]:
