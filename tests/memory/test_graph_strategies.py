@@ -131,6 +131,15 @@ def test_others_in_flight_take_memory(seed: int) -> None:
     assert costs[0] == replayed(graph, graph.once).seconds < costs[-1]
 
 
+def test_what_a_run_makes_again_takes_the_place_of_what_is_there() -> None:
+    run, output, saved = Value(1.0, 0, is_run=True), Value(0.0, 4, (0,)), Value(0.0, 6, (0,))
+    graph = Graph((run, output, saved, Value(2.0, 4, (1,)), Value(2.0, 4, (1, 2, 3))), (2, 3, 4), {1: 3, 2: 4})
+    order = order_of_kept(graph, lambda stage, index: index == 1)
+    assert order == (0, 1, 2, 3, 0, 1, 2, 4)
+    unused = Graph((*graph.values[:4], Value(2.0, 4, (2, 3))), graph.ends, graph.backward)
+    assert order_of_kept(unused, lambda stage, index: index == 1) == (0, 1, 2, 3, 0, 2, 4)
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each program that is solved, whether its numbers are whole."""
