@@ -183,7 +183,8 @@ def _made_again(
 ) -> set[int]:
     """What is there, is used further on, and is the result of a run that a stage computes again.
 
-    A run makes all its results. They take the place of what is there, which need not be kept until then.
+    A run makes all its results. They take the place of what is there, which need not be kept until then. A run that
+    has optional ones beside it is left out: those are not given all from which the results follow.
     """
     used = {need for index in computed for need in graph.values[index].needs}
     if stage + 1 < len(graph.stages):
@@ -191,9 +192,13 @@ def _made_again(
     return {
         index
         for index in there & used - computed
-        if any(need in computed and graph.values[need].is_run for need in graph.values[index].needs)
+        if any(_is_only_run(graph, need) for need in computed.intersection(graph.values[index].needs))
         and not graph.values[index].seconds
     }
+
+
+def _is_only_run(graph: Graph, index: int) -> bool:
+    return graph.values[index].is_run and index not in graph.others
 
 
 def _kept_for(graph: Graph, stage: int, kept: Callable[[int, int], bool]) -> set[int]:
