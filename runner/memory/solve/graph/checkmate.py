@@ -68,7 +68,6 @@ def cheapest_order(
     quick = _cheapest(graph, budget, [*known, *rounded], in_flight)
     if quick is not None and quick[0] <= bound * (1 + max(gap, _ROUNDING)):
         return quick[1]
-    model.take_at_least(bound)
     found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
     whole = [] if found is None else [order_of_kept(graph, model.kept(found, 0.5), model.run(found))]
     best = min(filter(None, [quick, _cheapest(graph, budget, whole, in_flight)]), default=None)
@@ -270,12 +269,6 @@ class _Model:
                 options=limits,
             )
         return None if found.x is None else np.asarray(found.x)
-
-    def take_at_least(self, seconds: float) -> None:
-        """Tell the solver that no order takes fewer seconds."""
-        if seconds:
-            runs = ((self._graph.values[key[2]].seconds, key) for key in self._columns if key[0] == "R")
-            self._rows.add(runs, seconds * (1 - _ROUNDING), np.inf)
 
     def seconds(self, found: np.ndarray) -> float:
         """The seconds of all computations, by a solution."""
