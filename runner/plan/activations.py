@@ -29,6 +29,7 @@ __all__ = [
     "program_problems",
     "reads_budget",
     "searches",
+    "searches_programs",
     "shares_by_lifetime",
 ]
 
@@ -119,8 +120,13 @@ def has_peers(config: RunConfig) -> bool:
 
 
 def searches(config: RunConfig) -> bool:
-    """Whether it takes seconds to find what is moved, for each plan."""
-    return _offload(config).searches
+    """Whether it may take seconds or minutes to find the programs or what is moved, for each plan."""
+    return _offload(config).searches or searches_programs(config)
+
+
+def searches_programs(config: RunConfig) -> bool:
+    """Whether it may take minutes to find the activation policy's programs, for each plan."""
+    return strategy_of(_options(config)).searches
 
 
 def moves_boundaries(config: RunConfig) -> bool:

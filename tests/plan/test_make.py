@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.memory.solve.strategies.full import STRATEGY as FULL
+from runner.memory.solve.strategy import Candidate, Strategy
+from runner.memory.solve.values import Segment, StageChain
 from runner.plan.make import make_plan, plan_problems
 from runner.plan.render import to_table
 from runner.plan.stages.scale import for_samples
@@ -104,6 +108,38 @@ def test_a_plan_that_does_not_fit_names_rank_part_and_overrides_that_make_it_fit
             path, value = change.split("=")
             override(config, path, int(value) if value.isdigit() else value)
         assert make_plan(config, profile).fits, proposal
+
+
+SOUGHT: list[StageChain] = []
+"""The stages for which the slow policy has looked for programs."""
+
+
+def slow_search(chain: StageChain) -> Iterator[Candidate]:
+    SOUGHT.append(chain)
+    yield Candidate("slow", (Segment(chain.first, chain.last),))
+
+
+SLOW = Strategy("slow", FULL.solve, reads_budget=True, candidates=slow_search, chooses=True, searches=True)
+
+
+def test_where_a_search_takes_minutes_rotor_is_planned_instead() -> None:
+    profile = model([layer(saved_bytes=1000, output_bytes=10)] * 8)
+    SOUGHT.clear()
+    own: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
+    problem = make_plan(request(**own, data__batch_size=4, memory_limit="7kB"), profile, suggest=True).problems[0]
+    assert len(SOUGHT) == 1
+    proposals = str(problem.fix).split(" or ")
+    assert "activation_checkpoint=rotor" in proposals
+    assert all(proposal.startswith("activation_checkpoint=rotor") for proposal in proposals)
+
+
+def test_a_pipeline_is_not_compared_with_one_stage_where_a_search_takes_minutes() -> None:
+    SOUGHT.clear()
+    own: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
+    plan = make_plan(request(**PIPELINE, **own), model([layer()] * 8), suggest=True)
+    assert plan.fits
+    assert len(SOUGHT) == 4
+    assert not any("pipelining" in line for line in plan.advice)
 
 
 def test_other_precisions_are_proposed_only_where_their_sizes_are_known() -> None:

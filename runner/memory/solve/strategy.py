@@ -90,6 +90,7 @@ class Strategy:
             ``solve`` serves only as long as the budget is not known.
         runs_graphs: whether its candidates are graph programs. To find them takes seconds to minutes, so that ``auto``
             takes few of them; to run them takes hooks for what autograd saves, which nothing else may replace then.
+        searches: whether to find its candidates may take minutes, so that advice plans no other requests with it.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Strategy:
     candidates: Callable[[StageChain], Iterable[Candidate]] | None = None
     chooses: bool = False
     runs_graphs: bool = False
+    searches: bool = False
 
     def __call__(self, chain: StageChain) -> ChainProgram:
         """The program of one stage."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem
-from runner.plan.activations import searches
+from runner.plan.activations import searches, searches_programs
 from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, nodes_for, spelled, tried
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
@@ -71,7 +71,7 @@ def _host_misfit(plan: RunPlan) -> Problem:
 def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> Comparison | None:
     """Compare with the same devices without a pipeline, and with one device; None if there is no pipeline.
 
-    None, too, for an offload strategy that would search for minutes among the programs of a whole model in one stage.
+    None, too, for a strategy that would search for minutes among the programs of a whole model in one stage.
 
     Args:
         own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
@@ -148,9 +148,12 @@ def _spec(config: RunConfig) -> registry.ScheduleSpec:
 
 
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:
-    """The smallest change of each kind that fits; with 1f1b if the schedule keeps more and 1f1b alone does not fit."""
+    """The smallest change of each kind that fits; with 1f1b if the schedule keeps more and 1f1b alone does not fit.
+
+    With rotor where the activation policy would search for minutes, for each change anew.
+    """
     budget = BUDGET
-    base: dict[str, str | int] = {}
+    base: dict[str, str | int] = {"activation_checkpoint": "rotor"} if searches_programs(config) else {}
     for kind in _kinds(config, len(plan.profile.layers), other_precisions):
         for change in kind:
             overrides = {**base, **change}
@@ -164,13 +167,15 @@ def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions
                 break
         else:
             if kind and kind[-1].get("schedule") == "1f1b":
-                base = {"schedule": "1f1b"}
+                base |= {"schedule": "1f1b"}
 
 
 def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[list[Overrides]]:
     """Changes to try: the least intrusive kind first, and the smallest change of a kind first."""
     schedule, degrees = config.schedule, config.parallelism
     kinds: list[list[Overrides]] = []
+    if searches_programs(config):
+        kinds.append([{"activation_checkpoint": "rotor"}])
     if schedule.name not in ("1f1b", "dapple", "naive") and degrees.pipeline > 1:
         kinds.append([{"schedule": "1f1b"}])
     share = -(-config.data.batch_size // degrees.data)

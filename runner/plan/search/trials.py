@@ -10,6 +10,7 @@ from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.strategies import options_by_key
+from runner.plan.activations import searches_programs
 from runner.plan.values import RunPlan
 
 __all__ = ["BUDGET", "Overrides", "Replan", "changed_by", "cost_of_trial", "doubled", "nodes_for", "spelled", "tried"]
@@ -25,14 +26,15 @@ BUDGET = 200_000
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file", "memory_limit"),
+    "schedule": ("target", "chunks", "file", "memory_limit"),
     "partition": ("boundaries",),
-    "activation_checkpoint": tuple(options_by_key()),
+    "activation_checkpoint": ("target", *options_by_key()),
 }
 
 
 _OF_A_ROW = 10  # actions that take as long as the row of one layer under one program
 _OF_A_LAYER = 1_500  # and as the profile of one layer
+_OF_A_SEARCH = 10 * BUDGET  # and as a search for programs that may take minutes
 
 
 def cost_of_trial(config: RunConfig, overrides: Overrides, plan: RunPlan) -> int:
@@ -49,7 +51,8 @@ def cost_of_trial(config: RunConfig, overrides: Overrides, plan: RunPlan) -> int
     programs = max((len(choice.offers) for choice in plan.activations.choices), default=0)
     compares = "activation_checkpoint" not in overrides
     profiles = "trainer.threads" in overrides
-    return actions + layers * (compares * programs * _OF_A_ROW + profiles * _OF_A_LAYER)
+    search = _OF_A_SEARCH if compares and searches_programs(config) else 0
+    return actions + search + layers * (compares * programs * _OF_A_ROW + profiles * _OF_A_LAYER)
 
 
 def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:

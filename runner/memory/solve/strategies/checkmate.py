@@ -100,4 +100,5 @@ STRATEGY = Strategy(
     candidates=_candidates,
     chooses=True,
     runs_graphs=True,
+    searches=True,
 )

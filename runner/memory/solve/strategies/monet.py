@@ -44,4 +44,5 @@ STRATEGY = Strategy(
     candidates=_candidates,
     chooses=True,
     runs_graphs=True,
+    searches=True,
 )
