@@ -73,6 +73,7 @@ COMBINED: list[dict[str, Any]] = [
     *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
     *({f"activation_checkpoint.{each.key}": WRONG[each.kind]} for each in options_by_key().values()),
     {"activation_checkpoint.target": "a"}, {"activation_checkpoint.kwargs": {"a": 1}},
+    {"activation_checkpoint.name": "full", "activation_checkpoint.target": "a:b"},
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},
     {"activation_checkpoint.name": "kusumoto", "offload.activations": "save_on_cpu", "compile": True},
     {"activation_checkpoint.name": "rotor", "offload.activations": "greedy", "compile": True},

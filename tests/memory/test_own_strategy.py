@@ -137,6 +137,10 @@ def test_a_nest_that_no_stack_holds_is_refused(folder: Path) -> None:
     [
         (["activation_checkpoint=custom"], "activation_checkpoint.target = ???: must be given."),
         (["activation_checkpoint=full", "+activation_checkpoint.kwargs.a=1"], "kwargs = {'a': 1}: belong to a target."),
+        (
+            ["activation_checkpoint=full", "activation_checkpoint.target=a:b"],
+            "belongs to a policy of your own. full is one of the runner's. Try activation_checkpoint=custom.",
+        ),
         (["activation_checkpoint.target=a.b"], "must be package.module:function."),
         (
             ["activation_checkpoint.target=a:b", "activation_checkpoint.every=2"],

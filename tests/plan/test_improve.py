@@ -10,6 +10,7 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
+from runner.memory.solve.values import Segment, StageChain
 from runner.plan.make import make_plan
 from runner.plan.search import improve
 from runner.plan.values import Link
@@ -53,6 +54,19 @@ def test_a_layout_without_a_pipeline_goes_first_where_it_gains_more() -> None:
     assert first.startswith("pipelining does not pay here: ")
     assert first.endswith("Try parallelism.pipeline=1 parallelism.data=4 schedule.microbatches=1.")
     assert second.startswith("of the layouts with a pipeline, schedule=")
+
+
+def run_again(chain: StageChain) -> list[Segment]:
+    return [Segment(chain.first, chain.last, recompute=True)]
+
+
+def test_in_place_of_a_users_own_policy_its_target_goes_too() -> None:
+    config = request(parallelism__pipeline=1, schedule__microbatches=1)
+    config.activation_checkpoint.name, config.activation_checkpoint.target = "mine", f"{__name__}:run_again"
+    first = advice(config, model([layer(**HALVES)] * 4))[0]
+    assert first.startswith(
+        "activation_checkpoint=none activation_checkpoint.target=null would make a step 25% shorter"
+    )
 
 
 def test_what_costs_time_and_is_not_needed_is_named() -> None:

@@ -11,6 +11,7 @@ from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import Segment, StageChain
@@ -39,6 +40,14 @@ def override(config: RunConfig, path: str, value: Any) -> None:
         setattr(target, key or "name", value)
     else:
         setattr(config, section, value)
+
+
+def typed(config: RunConfig, proposal: str) -> RunConfig:
+    """A request with the words of a proposal."""
+    for change in proposal.split():
+        path, value = change.split("=")
+        override(config, path, None if value == "null" else int(value) if value.isdigit() else value)
+    return config
 
 
 def planned(profile: ModelProfile | None = None, **overrides: Any) -> RunPlan:
@@ -100,14 +109,11 @@ def test_a_plan_that_does_not_fit_names_rank_part_and_overrides_that_make_it_fit
     assert "the largest part is activations" in problem.why
     proposals = problem.fix.split(" or ")
     assert "schedule=1f1b" in proposals
+    assert not any("rotor" in proposal for proposal in proposals)
     assert "schedule.microbatches=16" not in proposals  # gpipe keeps them all: it would not help
     assert len(proposals) >= 3
     for proposal in proposals:
-        config = request(**overrides, memory_limit="40kB")
-        for change in proposal.split():
-            path, value = change.split("=")
-            override(config, path, int(value) if value.isdigit() else value)
-        assert make_plan(config, profile).fits, proposal
+        assert make_plan(typed(request(**overrides, memory_limit="40kB"), proposal), profile).fits, proposal
 
 
 SOUGHT: list[StageChain] = []
@@ -122,21 +128,42 @@ def slow_search(chain: StageChain) -> Iterator[Candidate]:
 SLOW = Strategy("slow", FULL.solve, reads_budget=True, candidates=slow_search, chooses=True, searches=True)
 
 
+OWN: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
+
+
+def test_the_strategies_that_search_say_so() -> None:
+    assert {name for name, strategy in STRATEGIES.items() if strategy.searches} == {"checkmate", "monet"}
+
+
 def test_where_a_search_takes_minutes_rotor_is_planned_instead() -> None:
-    profile = model([layer(saved_bytes=1000, output_bytes=10)] * 8)
     SOUGHT.clear()
-    own: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
-    problem = make_plan(request(**own, data__batch_size=4, memory_limit="7kB"), profile, suggest=True).problems[0]
+    profile, wanted = model([layer(saved_bytes=1000)] * 8), OWN | {"data__batch_size": 4, "memory_limit": "7kB"}
+    problem = make_plan(request(**wanted), profile, suggest=True).problems[0]
     assert len(SOUGHT) == 1
-    proposals = str(problem.fix).split(" or ")
-    assert "activation_checkpoint=rotor" in proposals
-    assert all(proposal.startswith("activation_checkpoint=rotor") for proposal in proposals)
+    assert problem.fix == "activation_checkpoint=rotor activation_checkpoint.target=null"
+    assert make_plan(typed(request(**wanted), problem.fix), profile).fits
+
+
+def test_where_rotor_does_not_fit_either_changes_of_it_are_proposed() -> None:
+    profile = model([layer(saved_bytes=1000, output_bytes=300, unsaved_forward_bytes=300)] * 8)
+    wanted = OWN | PIPELINE | {"schedule": "gpipe", "partition": "uniform", "data__batch_size": 32}
+    SOUGHT.clear()
+    assert planned(profile, **wanted).fits
+    once = len(SOUGHT)
+    SOUGHT.clear()
+    wanted["memory_limit"] = "14kB"
+    fix = str(make_plan(request(**wanted), profile).problems[0].fix)
+    assert len(SOUGHT) == once
+    proposals = fix.split(" or ")
+    assert any("schedule=1f1b" in proposal and len(proposal.split()) > 3 for proposal in proposals)
+    for proposal in proposals:
+        assert proposal.startswith("activation_checkpoint=rotor activation_checkpoint.target=null ")
+        assert make_plan(typed(request(**wanted), proposal), profile).fits, proposal
 
 
 def test_a_pipeline_is_not_compared_with_one_stage_where_a_search_takes_minutes() -> None:
     SOUGHT.clear()
-    own: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
-    plan = make_plan(request(**PIPELINE, **own), model([layer()] * 8), suggest=True)
+    plan = make_plan(request(**PIPELINE, **OWN), model([layer()] * 8), suggest=True)
     assert plan.fits
     assert len(SOUGHT) == 4
     assert not any("pipelining" in line for line in plan.advice)

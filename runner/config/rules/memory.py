@@ -96,6 +96,14 @@ MEMORY: Table[RunConfig] = Table(
     (
         *(row for option in options_by_key().values() for row in _of_option(option)),
         Row(
+            f"{SECTION}.target",
+            lambda c: _is_own(c) and c.activation_checkpoint.name in STRATEGIES,
+            "belongs to a policy of your own",
+            "{activation_checkpoint.name} is one of the runner's",
+            fix=f"{SECTION}=custom",
+            when=lambda c: c.activation_checkpoint.name != "none",
+        ),
+        Row(
             f"{SECTION}.kwargs",
             lambda c: bool(c.activation_checkpoint.kwargs),
             "belong to a target",

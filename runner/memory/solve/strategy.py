@@ -90,7 +90,8 @@ class Strategy:
             ``solve`` serves only as long as the budget is not known.
         runs_graphs: whether its candidates are graph programs. To find them takes seconds to minutes, so that ``auto``
             takes few of them; to run them takes hooks for what autograd saves, which nothing else may replace then.
-        searches: whether to find its candidates may take minutes, so that advice plans no other requests with it.
+        searches: whether to find its candidates may take minutes, so that no other requests are planned with it, to
+            give advice or to compare them.
     """
 
     name: str

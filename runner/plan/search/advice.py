@@ -9,7 +9,17 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem
 from runner.plan.activations import searches, searches_programs
-from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, nodes_for, spelled, tried
+from runner.plan.search.trials import (
+    BUDGET,
+    Overrides,
+    Replan,
+    cost_of_trial,
+    doubled,
+    nodes_for,
+    policy,
+    spelled,
+    tried,
+)
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
 
@@ -119,7 +129,7 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> _Alter
         return _Alternative(f"{name} would have more replicas than samples")
     peaks = []
     for microbatches in doubled(1, -(-config.data.batch_size // devices)):
-        overrides: dict[str, str | int] = {
+        overrides: dict[str, str | int | None] = {
             "parallelism.pipeline": 1,
             "parallelism.data": devices,
             "schedule.microbatches": microbatches,
@@ -150,10 +160,16 @@ def _spec(config: RunConfig) -> registry.ScheduleSpec:
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:
     """The smallest change of each kind that fits; with 1f1b if the schedule keeps more and 1f1b alone does not fit.
 
-    With rotor where the activation policy would search for minutes, for each change anew.
+    Where the activation policy would search for minutes, for each change anew, it is rotor, or changes of it.
     """
     budget = BUDGET
-    base: dict[str, str | int] = {"activation_checkpoint": "rotor"} if searches_programs(config) else {}
+    base: dict[str, str | int | None] = {}
+    if searches_programs(config):
+        base = dict(policy(config, "rotor"))
+        found = tried(config, base, replan)
+        if found is not None and found.fits:
+            yield base
+            return
     for kind in _kinds(config, len(plan.profile.layers), other_precisions):
         for change in kind:
             overrides = {**base, **change}
@@ -174,8 +190,6 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
     """Changes to try: the least intrusive kind first, and the smallest change of a kind first."""
     schedule, degrees = config.schedule, config.parallelism
     kinds: list[list[Overrides]] = []
-    if searches_programs(config):
-        kinds.append([{"activation_checkpoint": "rotor"}])
     if schedule.name not in ("1f1b", "dapple", "naive") and degrees.pipeline > 1:
         kinds.append([{"schedule": "1f1b"}])
     share = -(-config.data.batch_size // degrees.data)

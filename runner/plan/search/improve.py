@@ -9,7 +9,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.plan.cores import num_cores
 from runner.plan.requested_schedule import is_chosen_by_plan
-from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, spelled, tried
+from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, policy, spelled, tried
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.registry import SEARCHED
 
@@ -74,7 +74,7 @@ def _candidates(config: RunConfig, *, measures_threads: bool, keeps_microbatches
     if measures_threads and (threads := _threads_for_each(config)) > config.trainer.threads:
         yield {"trainer.threads": threads}
     if config.activation_checkpoint.name != "none":
-        yield {"activation_checkpoint": "none"}
+        yield policy(config, "none")
     if config.offload.scope == "all":  # one strategy moves both
         yield {"offload.activations": "none", "offload.weights": "none", "offload.scope": "activations"}
     for part in ("optimizer", "parameters", *(("activations", "weights") if config.offload.scope != "all" else ())):

@@ -9,16 +9,27 @@ from typing import Any
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.strategies import options_by_key
+from runner.memory.solve.strategies import STRATEGIES, options_by_key
 from runner.plan.activations import searches_programs
 from runner.plan.values import RunPlan
 
-__all__ = ["BUDGET", "Overrides", "Replan", "changed_by", "cost_of_trial", "doubled", "nodes_for", "spelled", "tried"]
+__all__ = [
+    "BUDGET",
+    "Overrides",
+    "Replan",
+    "changed_by",
+    "cost_of_trial",
+    "doubled",
+    "nodes_for",
+    "policy",
+    "spelled",
+    "tried",
+]
 
 Replan = Callable[[RunConfig], RunPlan]
 """A function that plans a changed request; it raises RequestError if there is no such plan."""
 
-Overrides = Mapping[str, str | int]
+Overrides = Mapping[str, str | int | None]
 """Values by key; a group's name as the key chooses one of its options."""
 
 BUDGET = 200_000
@@ -26,14 +37,15 @@ BUDGET = 200_000
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("target", "chunks", "file", "memory_limit"),
+    "schedule": ("chunks", "file", "memory_limit"),
     "partition": ("boundaries",),
-    "activation_checkpoint": ("target", *options_by_key()),
+    "activation_checkpoint": tuple(options_by_key()),
 }
 
 
 _OF_A_ROW = 10  # actions that take as long as the row of one layer under one program
 _OF_A_LAYER = 1_500  # and as the profile of one layer
+_PROGRAMS = 64  # of a stage, among which another policy chooses
 _OF_A_SEARCH = 10 * BUDGET  # and as a search for programs that may take minutes
 
 
@@ -45,13 +57,17 @@ def cost_of_trial(config: RunConfig, overrides: Overrides, plan: RunPlan) -> int
         overrides: the change.
         plan: the plan of the request: a changed one compares as many programs.
     """
-    pipeline = int(overrides.get("parallelism.pipeline", config.parallelism.pipeline))
-    actions = 6 * pipeline * int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+    pipeline = int(overrides.get("parallelism.pipeline") or config.parallelism.pipeline)
+    actions = 6 * pipeline * int(overrides.get("schedule.microbatches") or config.schedule.microbatches)
     layers = len(plan.profile.layers)
-    programs = max((len(choice.offers) for choice in plan.activations.choices), default=0)
-    compares = "activation_checkpoint" not in overrides
+    other = STRATEGIES.get(str(overrides.get("activation_checkpoint")))
+    if _own_policy(config) and "activation_checkpoint.target" not in overrides:
+        other = None  # the target stays
+    compares = other is None or other.chooses
+    known = max((len(choice.offers) for choice in plan.activations.choices), default=0)
+    programs = known if other is None else _PROGRAMS
     profiles = "trainer.threads" in overrides
-    search = _OF_A_SEARCH if compares and searches_programs(config) else 0
+    search = _OF_A_SEARCH if other is None and searches_programs(config) else 0
     return actions + search + layers * (compares * programs * _OF_A_ROW + profiles * _OF_A_LAYER)
 
 
@@ -64,6 +80,15 @@ def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | 
         return replan(changed)
     except RequestError:
         return None
+
+
+def policy(config: RunConfig, name: str) -> Overrides:
+    """The change to an activation policy of this package; a target would take its place."""
+    return {"activation_checkpoint": name, **({"activation_checkpoint.target": None} if _own_policy(config) else {})}
+
+
+def _own_policy(config: RunConfig) -> bool:
+    return config.activation_checkpoint.target is not None
 
 
 def nodes_for(config: RunConfig, ranks: int) -> Overrides:
@@ -88,7 +113,7 @@ def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 def spelled(overrides: Overrides) -> str:
     """The overrides as words of a command line."""
-    return " ".join(f"{path}={value}" for path, value in overrides.items())
+    return " ".join(f"{path}={'null' if value is None else value}" for path, value in overrides.items())
 
 
 def doubled(start: int, end: int) -> list[int]:

@@ -171,23 +171,30 @@ class PersistentPlan:
     def _keep(self, first: int, lasts: range) -> None:
         """Write the seconds by memory of some parts if their first layer keeps its graph."""
         of_first, saved, own = self._seconds[first], self._saved[first], self._own[first, ...]
-        begin, behind, top = max(first, lasts.start), max(first + 1, lasts.start), self._slots + 1
+        begin, longer, top = max(first, lasts.start), max(first + 1, lasts.start), self._slots + 1
         if begin == first:
             of_first[first] = own
-        if behind < lasts.stop and saved < top:
-            rest = self._seconds[first + 1, behind : lasts.stop, : top - saved]
-            np.add(rest, own, out=of_first[behind : lasts.stop, saved:])
+        if longer < lasts.stop and saved < top:
+            rest = self._seconds[first + 1, longer : lasts.stop, : top - saved]
+            np.add(rest, own, out=of_first[longer : lasts.stop, saved:])
         for last in range(begin, lasts.stop):
             of_first[last, : self._needs.to_keep[first][last]] = np.inf
 
-    def _cut(self, first: int, last: int, kept: Numbers, before: Numbers, sums: Numbers) -> None:
-        """Write the seconds by memory of a part where a cut of it is faster."""
+    def _cut(self, first: int, last: int, kept_inputs: Numbers, before: Numbers, sums: Numbers) -> None:
+        """Write the seconds by memory of a part where a cut of it is faster.
+
+        Args:
+            first, last: the part.
+            kept_inputs: what :meth:`_solve` has of parts that end with ``last``, by their first layer.
+            before: seconds of all forwards before ``first``.
+            sums: room for a row for each cut.
+        """
         least, most = self._needs.to_drop[first][last], self._needs.fitting[first][last]
         if least >= most:
             return
         of_first = self._seconds[first]
         # Whole rows lie behind one another and are added like one, faster than only the needed units of each.
-        np.add(kept[first + 1 : last + 1], of_first[first:last], out=sums)
+        np.add(kept_inputs[first + 1 : last + 1], of_first[first:last], out=sums)
         cutting = np.minimum.reduce(sums[:, least:most])
         np.subtract(cutting, before, out=cutting)  # once, instead of from every row
         units = of_first[last, least:most]
@@ -196,7 +203,7 @@ class PersistentPlan:
     def _cut_at(self, first: int, last: int, memory: int) -> Numbers:
         """The seconds if the part is cut before layer first + 1 … last, in so much memory, and of all forwards before.
 
-        Each sum is rounded as in :meth:`_solve`, so that the best cut is the one that was found there.
+        Each sum is rounded as in :meth:`_cut`, so that the best cut is the one that was found there.
         """
         cuts = np.arange(first + 1, last + 1)
         left = memory - np.asarray(self._sizes)[cuts]
@@ -208,12 +215,13 @@ class PersistentPlan:
 class _Needs:
     """The units of memory that parts need in their first moments, by first and last layer.
 
-    They are lists, because single numbers of arrays are slow to take.
+    They are lists, because single numbers of arrays are slow to take. There is no part whose last layer is before its
+    first.
 
     Attributes:
         to_keep: enough for the first layer's forward with its graph, and for its backward.
         to_drop: enough for forwards without graphs, of all layers but the last.
-        fitting: enough for every layer to keep its graph, at most one unit more than there are.
+        fitting: enough for every layer to keep its graph; at most ``slots`` + 1.
     """
 
     def __init__(
