@@ -10,7 +10,7 @@ import full_slices
 import pytest
 import skips
 import slow_tests
-from full_slices import SLICES, Slice, read_slice, slice_of_commit
+from full_slices import SLICES, SLOW_SLICES, Slice, read_slice, slice_of_commit
 
 pytest_plugins = "pytester"
 
@@ -60,6 +60,19 @@ def test_every_full_test_is_in_exactly_one_slice(small: pytest.Pytester) -> None
     assert all(one > OTHERS for one in slices), "twelve tests are spread over three slices"
 
 
+def test_every_slow_test_is_in_exactly_one_slice(small: pytest.Pytester) -> None:
+    quick, slow = sorted(OTHERS)
+    small.makepyfile(
+        test_small=TESTS.replace("def test_slow():", '@pytest.mark.parametrize("n", range(9))\ndef test_slow(n):')
+    )
+    slices = [chosen(small, "--slow-slice", f"{number}/3") for number in range(3)]
+    assert all(quick in one and len(one) > 1 for one in slices), "nine tests are spread over three slices"
+    assert sorted(each for one in slices for each in one - {quick}) == [f"{slow}[{n}]" for n in range(9)]
+    both = chosen(small, "--slow-slice", "0/3", "--full-slice", "1/3")
+    assert both & WHOLE == chosen(small, "-m", "full", "--full-slice", "1/3")
+    assert both - WHOLE == slices[0]
+
+
 def test_without_the_option_markers_choose(small: pytest.Pytester) -> None:
     assert chosen(small) == OTHERS
     assert chosen(small, "-m", "full") == WHOLE
@@ -78,6 +91,8 @@ def test_the_commit_chooses(small: pytest.Pytester) -> None:
     git("commit", "--quiet", "--allow-empty", "--message=one")
     chosen_slice = slice_of_commit(git("rev-parse", "HEAD"))
     assert chosen(small, "--full-slice", "commit") == chosen(small, "--full-slice", str(chosen_slice))
+    third = slice_of_commit(git("rev-parse", "HEAD"), SLOW_SLICES)
+    assert chosen(small, "--slow-slice", "commit") == chosen(small, "--slow-slice", str(third))
 
 
 def test_all_slices_come_in_turn() -> None:
@@ -97,7 +112,7 @@ def test_what_is_no_slice_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_where_there_is_no_commit_there_is_no_slice_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(ValueError, match="--full-slice commit: .*not a git repository"):
+    with pytest.raises(ValueError, match="commit: .*not a git repository"):
         read_slice("commit", tmp_path)
 
 
