@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the option once, here: workers of pytest-xdist get what was read.
+    """Read the slices once, here: workers of pytest-xdist get what was read.
 
     A shell starts commands in its background with SIGINT ignored, and their children would keep that.
     """

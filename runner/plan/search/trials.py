@@ -9,8 +9,8 @@ from typing import Any
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.strategies import STRATEGIES, options_by_key
-from runner.plan.activations import searches_programs
+from runner.memory.solve.strategies import options_by_key
+from runner.plan.activations import reads_budget, searches_programs
 from runner.plan.values import RunPlan
 
 __all__ = [
@@ -45,7 +45,7 @@ _OPTIONS_OF_OTHERS = {
 
 _OF_A_ROW = 10  # actions that take as long as the row of one layer under one program
 _OF_A_LAYER = 1_500  # and as the profile of one layer
-_PROGRAMS = 64  # of a stage, among which another policy chooses
+_PROGRAMS = 64  # of a stage: as many as rotor offers
 _OF_A_SEARCH = 10 * BUDGET  # and as a search for programs that may take minutes
 
 
@@ -55,20 +55,17 @@ def cost_of_trial(config: RunConfig, overrides: Overrides, plan: RunPlan) -> int
     Args:
         config: the request.
         overrides: the change.
-        plan: the plan of the request: a changed one compares as many programs.
+        plan: the plan of the request: a changed one compares as many programs, unless its policy is another one.
     """
-    pipeline = int(overrides.get("parallelism.pipeline") or config.parallelism.pipeline)
-    actions = 6 * pipeline * int(overrides.get("schedule.microbatches") or config.schedule.microbatches)
-    layers = len(plan.profile.layers)
-    other = STRATEGIES.get(str(overrides.get("activation_checkpoint")))
-    if _own_policy(config) and "activation_checkpoint.target" not in overrides:
-        other = None  # the target stays
-    compares = other is None or other.chooses
-    known = max((len(choice.offers) for choice in plan.activations.choices), default=0)
-    programs = known if other is None else _PROGRAMS
+    changed = changed_by(config, overrides)
+    actions = 6 * changed.parallelism.pipeline * changed.schedule.microbatches
+    if changed.activation_checkpoint == config.activation_checkpoint:
+        programs = max((len(choice.offers) for choice in plan.activations.choices), default=0)
+    else:
+        programs = _PROGRAMS if reads_budget(changed) else 0
+    search = _OF_A_SEARCH if searches_programs(changed) else 0
     profiles = "trainer.threads" in overrides
-    search = _OF_A_SEARCH if other is None and searches_programs(config) else 0
-    return actions + search + layers * (compares * programs * _OF_A_ROW + profiles * _OF_A_LAYER)
+    return actions + search + len(plan.profile.layers) * (programs * _OF_A_ROW + profiles * _OF_A_LAYER)
 
 
 def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
@@ -84,11 +81,8 @@ def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | 
 
 def policy(config: RunConfig, name: str) -> Overrides:
     """The change to an activation policy of this package; a target would take its place."""
-    return {"activation_checkpoint": name, **({"activation_checkpoint.target": None} if _own_policy(config) else {})}
-
-
-def _own_policy(config: RunConfig) -> bool:
-    return config.activation_checkpoint.target is not None
+    own = config.activation_checkpoint.target is not None
+    return {"activation_checkpoint": name, **({"activation_checkpoint.target": None} if own else {})}
 
 
 def nodes_for(config: RunConfig, ranks: int) -> Overrides:

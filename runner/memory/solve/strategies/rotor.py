@@ -24,11 +24,7 @@ __all__ = ["RESOLUTION", "STRATEGY", "chain_costs", "fastest_part", "persistent_
 _SLOTS = 500
 _OFFERS = 64  # programs that are offered, evenly over the budgets at which the program changes
 _SHARES = 8  # with several micro-batches in flight: sizes of the memory in which a part is run again
-
-
-_LONGEST = (
-    200  # layers of which each is decided by itself; the solver takes 0.7 s then, and eight times for twice as many
-)
+_LONGEST = 200  # layers, each decided by itself: the solver takes half a second then, and eight times for twice as many
 
 
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
