@@ -26,9 +26,10 @@ from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.boundary import call_arguments
 from runner.model.pretrained.files import config_problems, is_folder
+from runner.model.pretrained.two_of_one import untie
 from runner.model.seeds import mix_seed, seeded_with
 from runner.model.targets import call_target
-from runner.model.ties import find_ties, first_names
+from runner.model.ties import find_ties, first_names, tied_names
 
 __all__ = [
     "Around",
@@ -111,7 +112,10 @@ def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
     if config.config_file is not None and config.pretrained is not None and is_folder(config.pretrained):
         raise_problems(config_problems(config.pretrained, config.config_file))
         kwargs = {**kwargs, "pretrained": config.pretrained, "initialise": initialise}
-    return call_target("model", config.target, kwargs)
+    made = call_target("model", config.target, kwargs)
+    if config.pretrained is not None and callable(getattr(made, "untie", None)):
+        untie(made, tied_names(layers_of(made, 0)), config)
+    return made
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:

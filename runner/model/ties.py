@@ -23,6 +23,7 @@ __all__ = [
     "find_ties",
     "first_names",
     "sharing_problems",
+    "tied_names",
     "tied_parameters",
     "tied_places",
     "with_all_names",
@@ -76,6 +77,11 @@ def find_ties(layers: Iterable[Layer]) -> tuple[Tie, ...]:
                 places.setdefault(id(parameter), []).append((layer.index, layer.full_name(local_name)))
     found = (tuple(dict.fromkeys(each)) for each in places.values())
     return tuple(Tie(each[0][1], each) for each in found if len(each) > 1)
+
+
+def tied_names(layers: Iterable[Layer]) -> list[tuple[str, ...]]:
+    """All names of each parameter that :func:`find_ties` finds."""
+    return [tuple(dict.fromkeys(name for _, name in tie.places)) for tie in find_ties(layers)]
 
 
 def tied_parameters(layers: Iterable[Layer]) -> list[Tensor]:

@@ -31,9 +31,10 @@ from runner.model.embeddings import is_core, make_dense
 from runner.model.layers import build_stage, layers_of, make_model
 from runner.model.load import load_model
 from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
+from runner.model.pretrained.two_of_one import untie_as
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.targets import call_function, import_users_code
-from runner.model.ties import find_ties, with_all_names
+from runner.model.ties import find_ties, tied_names, with_all_names
 from runner.record import RunRecord
 from runner.targets import import_target
 
@@ -172,6 +173,7 @@ def _model_of(config: RunConfig) -> nn.Module:
 
 def _hold(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set the model's weights, whose type becomes the model's."""
+    untie_as(model, tied_names(layers_of(model, 0)), weights)
     state = with_all_names(weights, find_ties(layers_of(model, 0)))
     floating = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
     model.to(floating)

@@ -23,6 +23,7 @@ try:
 except ImportError as error:
     raise ImportError("transformers is not installed: pip install -e '.[huggingface]'") from error
 
+from runner.zoo.own_losses import refuse_own_losses
 from runner.zoo.packing import one_sequence_a_row, telling_apart
 
 __all__ = ["build", "configuration"]
@@ -60,12 +61,15 @@ def build(
         config: the configuration's fields, e.g. ``hidden_size`` or the architecture's own names.
 
     Raises:
-        ValueError: there is no such architecture, task or field, or a field would load trained weights.
+        ValueError: there is no such architecture, task or field, a field would load trained weights, or one asks for
+            a loss of the model's own.
     """
     from transformers.initialization import no_init_weights
 
     made = configuration(model_type, config_class, pretrained, config)
-    kind = _giving_logits(*_class_of(made, task, from_folder=pretrained is not None))
+    task, base = _class_of(made, task, from_folder=pretrained is not None)
+    refuse_own_losses(made, config, task)
+    kind = _giving_logits(task, base)
     usual_cache = getattr(made, "use_cache", None)
     _use_cache(made, False)  # cached keys and values serve generation, not training
     with nullcontext() if initialise else no_init_weights():
@@ -172,6 +176,7 @@ def _giving_logits(task: str, base: Any) -> Any:
     own = {"seq2seq": _of_sequences, "image": _of_images}.get(task, _of_tokens)(base)
     methods: dict[str, Any] = {"forward": own, "save_pretrained": _saving(base), "__module__": base.__module__}
     methods |= {"tensors_from": _tensors_from, "may_be_absent": _may_be_absent, "cut_points": _cut_points}
+    methods |= {"untie": _untie, "untied": ()}
     return type(base.__name__, (base,), methods)
 
 
@@ -236,6 +241,16 @@ def _cut_points(self: Any) -> list[str]:
         blocks = module.named_children() if isinstance(module, nn.ModuleList) else None
         found += [name] if blocks is None else [f"{name}.{each}" for each, _ in blocks]
     return found
+
+
+def _untie(self: Any, name: str) -> None:
+    """Give a tied weight a parameter of its own, still to be set, as ``from_pretrained`` does if a folder has two."""
+    place, _, own = name.rpartition(".")
+    module = self.get_submodule(place)
+    tied = getattr(module, own)
+    setattr(module, own, nn.Parameter(torch.empty_like(tied), requires_grad=tied.requires_grad))
+    self.all_tied_weights_keys.pop(name, None)  # what transformers saves
+    self.untied = (*self.untied, name)
 
 
 def _may_be_absent(self: Any, name: str) -> bool:

@@ -12,6 +12,7 @@ from runner.model.freeze import freeze_problems
 from runner.model.load import whole_model
 from runner.model.pretrained.files import stored_tensors
 from runner.model.pretrained.fill import all_names
+from runner.model.pretrained.two_of_one import differing_problems
 from runner.model.pretrained.weights import PretrainedWeights
 
 __all__ = ["frozen_problems", "planned_problems", "pretrained_problems"]
@@ -39,8 +40,11 @@ def pretrained_problems(config: RunConfig) -> list[Problem]:
     own = {named(name): tuple(tensor.shape) for name, tensor in stage.global_state().items()}
     shapes = {name: shape for name, shape in own.items() if name is not None}
     wanted = all_names(loaded.layers, shapes, named)
-    problems = weights.problems(shapes, wanted)
+    problems = [*weights.problems(shapes, wanted), *differing_problems(wanted, weights)]
     if not problems:
+        for name in getattr(loaded.made, "untied", ()):
+            told = "%s is trained as a weight of its own: the files hold another tensor than that which it is tied to"
+            logger.warning(told, name)
         for name in weights.fresh(wanted):
             logger.info("stays fresh: %s", name)
     return problems

@@ -63,7 +63,7 @@ class PretrainedWeights:
 
     def __init__(self, config: ModelConfig, model: Any = None) -> None:
         assert config.pretrained is not None
-        self._path = config.pretrained
+        self.path = config.pretrained
         self._strict = config.pretrained_strict
         self.may_be_absent = getattr(model, "may_be_absent", lambda name: False)
         stored = _named(stored_tensors(config.pretrained), config)
@@ -93,9 +93,9 @@ class PretrainedWeights:
         """
         wrong = list(self._wrong_shapes(shapes, wanted))
         if not self._strict:
-            return _first(wrong, len(wrong), self._path)
+            return _first(wrong, len(wrong), self.path)
         count = len(wrong) + len(self.fresh(wanted)) + len(self._unused(wanted))
-        return _first(chain(wrong, self._missing(wanted), self._unexpected(wanted)), count, self._path)
+        return _first(chain(wrong, self._missing(wanted), self._unexpected(wanted)), count, self.path)
 
     def require(self, wanted: Mapping[str, Sequence[str]]) -> None:
         """Refuse missing tensors among some of the model's, if strict.
@@ -116,20 +116,20 @@ class PretrainedWeights:
                 why = f"It is {shape} in the files"
                 rule = f"must hold {name} with the shape {tuple(shapes[name])}"
                 fix = f"model.pretrained_names=FILE with the line {name}: null, and model.pretrained_strict=false"
-                yield Problem(PATH, self._path, rule, why, fix)
+                yield Problem(PATH, self.path, rule, why, fix)
 
     def _missing(self, wanted: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
         spare = self._unused(wanted)
         for name in self.fresh(wanted):
             why = f"The nearest unused name is {near}" if (near := _nearest(name, spare)) else ""
-            yield Problem(PATH, self._path, f"must hold {name}", why, "model.pretrained_strict=false")
+            yield Problem(PATH, self.path, f"must hold {name}", why, "model.pretrained_strict=false")
 
     def _unexpected(self, wanted: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
         missing = self.fresh(wanted)
         for name in self._unused(wanted):
             near = _nearest(name, missing)
             why = f"The nearest missing name is {near}" if near is not None else "The model has no such tensor"
-            yield Problem(PATH, self._path, f"must not hold {name}", why, "model.pretrained_strict=false")
+            yield Problem(PATH, self.path, f"must not hold {name}", why, "model.pretrained_strict=false")
 
     def _unused(self, wanted: Mapping[str, Sequence[str]]) -> list[str]:
         used = {name for names in wanted.values() for name in names}
