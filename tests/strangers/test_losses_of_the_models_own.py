@@ -48,9 +48,7 @@ def test_what_transformers_leaves_out_itself_is_taken() -> None:
     off = {**ROUTED, "output_router_logits": False, "num_local_experts": 2}
     for fields in (off, {**off, "router_aux_loss_coef": 0.0}, {**ROUTED, "router_aux_loss_coef": 0.0}):
         assert build("causal", "mixtral", **fields)
-    with pytest.raises(
-        ValueError, match=r"coef=1\.5 asks .* set model\.kwargs\.router_aux_loss_coef=0"
-    ):
+    with pytest.raises(ValueError, match=r"coef=1\.5 asks .* set model\.kwargs\.router_aux_loss_coef=0"):
         build("causal", "mixtral", **{**off, "router_aux_loss_coef": 1.5})
 
 
