@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runner.printable import printable_line
 
@@ -98,6 +99,10 @@ class RequestError(RunnerError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(_lines(self.problems)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that another process can raise it with its problems."""
+        return RequestError, (self.problems,)
 
 
 def _lines(problems: Sequence[Problem]) -> list[str]:

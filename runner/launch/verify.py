@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,20 +97,21 @@ def _refuse_own_scheduler(config: RunConfig) -> None:
     """
     if config.optimizer.name != "auto":
         return
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from runner.model.apart import ApartError, apart
 
+    with suppress(ApartError):  # it may need a Trainer or real tensors; the plain loop looks again
+        apart(_make_own_optimizer, config)
+
+
+def _make_own_optimizer(config: RunConfig) -> None:
+    from runner.model.fake import fake_tensors
     from runner.model.load import load_model
     from runner.training.lightning_module import own_optimizer
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            module = load_model(config, cut=False).module
-            if module is not None:
-                own_optimizer(module, config.model.target)
-    except RequestError:
-        raise
-    except Exception:  # it may need a Trainer or real tensors; the plain loop looks again
-        return
+    with fake_tensors():
+        module = load_model(config, cut=False).module
+        if module is not None:
+            own_optimizer(module, config.model.target)
 
 
 def _short(config: RunConfig, steps: int) -> RunConfig:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch._guards import detect_fake_mode
@@ -14,10 +14,12 @@ from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.adapter import adapted, adapted_layers, names_of_base
+from runner.model.apart import ApartError, apart
 from runner.model.approximate.layers import Approximation
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, example_batch, load_loss
 from runner.model.embeddings import with_tensor_trains, with_tensor_trains_later
+from runner.model.fake import fake_tensors
 from runner.model.freeze import frozen
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
 from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
@@ -32,7 +34,17 @@ from runner.model.traced.segments import split
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
 
-__all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers", "whole_model"]
+__all__ = [
+    "LoadedModel",
+    "load_model",
+    "model_layers",
+    "of_whole_model",
+    "segments_of",
+    "tensor_shapes",
+    "trace_layers",
+]
+
+T = TypeVar("T")
 
 _TRACED_SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
 
@@ -120,31 +132,34 @@ def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
     Returns:
         the shapes, or None if the model cannot be made here at all.
     """
-    found = whole_model(config)
-    return {name: tuple(tensor.shape) for name, tensor in found[1].global_state().items()} if found else None
+    return of_whole_model(config, _shapes)
 
 
-def whole_model(config: RunConfig) -> tuple[LoadedModel, StageModule] | None:
-    """The model and all of its layers as one stage, on fake tensors where its constructor can run on them.
+def _shapes(_: LoadedModel, stage: StageModule) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in stage.global_state().items()}
+
+
+def of_whole_model(config: RunConfig, question: Callable[[LoadedModel, StageModule], T]) -> T | None:
+    """What a function says of the model and all of its layers as one stage, in a process of their own.
+
+    They are made of fake tensors where the model's constructor can run on them.
 
     Returns:
-        both, or None if the model cannot be made here at all.
+        the function's value, or None if the model cannot be made here at all.
 
     Raises:
-        RequestError: see :func:`load_model`.
+        RequestError: see :func:`load_model`; or the function raised it.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
-        try:
-            with mode:
-                loaded = load_model(config, cut=False)
-                return loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1)
-        except RequestError:
-            raise
-        except Exception:  # a user's code may do anything that fake tensors cannot
-            continue
+    for fake in (True, False):
+        with suppress(ApartError):  # a user's code may do anything that fake tensors cannot
+            return apart(_asked, config, question, fake=fake)
     return None
+
+
+def _asked(config: RunConfig, question: Callable[[LoadedModel, StageModule], T], *, fake: bool) -> T:
+    with fake_tensors() if fake else nullcontext():
+        loaded = load_model(config, cut=False)
+        return question(loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1))
 
 
 def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:

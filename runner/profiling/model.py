@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,15 +23,17 @@ from runner.config.approximations import APPROXIMATIONS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.model.apart import ApartError, EndedError, apart
 from runner.model.approximate.layers import Approximation
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
+from runner.model.fake import fake_tensors
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.model.load import LoadedModel, load_model, whole_model
+from runner.model.load import LoadedModel, load_model, of_whole_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.pretrained.check import frozen_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
@@ -82,10 +84,8 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples, config.seed)
     try:
-        profile = _on_fake_tensors(config, inputs, targets)
-    except RequestError:
-        raise
-    except Exception as error:  # a user's code may do anything that fake tensors cannot
+        profile = apart(_on_fake_tensors, config, inputs, targets)
+    except ApartError as error:  # a user's code may do anything that fake tensors cannot
         profile = _on_real_tensors(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
     raise_problems(_without_trains(config))
@@ -108,10 +108,14 @@ def _profile_model(config: RunConfig) -> ModelProfile:
 def _model_problems(config: RunConfig) -> Sequence[Problem]:
     """What refuses the model by itself, before it has met any data."""
     try:
-        whole_model(config)
+        of_whole_model(config, _nothing)
     except RequestError as error:
         return error.problems
     return ()
+
+
+def _nothing(*_: object) -> None:
+    """Ask nothing of a model but that it can be made."""
 
 
 def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
@@ -129,9 +133,11 @@ def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
 
 def _names_of_matrices(config: RunConfig) -> list[str]:
     """The last parts of the names of modules that have a matrix, which an adapter could stand beside."""
-    found = whole_model(config)
-    modules = found[1].named_modules() if found is not None else ()
-    weights = {name: getattr(module, "weight", None) for name, module in modules}
+    return of_whole_model(config, _matrices) or []
+
+
+def _matrices(_: LoadedModel, stage: nn.Module) -> list[str]:
+    weights = {name: getattr(module, "weight", None) for name, module in stage.named_modules()}
     matrices = (name for name, weight in weights.items() if isinstance(weight, Tensor) and weight.dim() > 1)
     return sorted({name.rsplit(".", 1)[-1] for name in matrices})
 
@@ -172,23 +178,28 @@ def _fill_profiler(config: RunConfig) -> FillProfiler | None:
 
 def _own_state_ratio(config: RunConfig) -> float | None:
     """The ratio for the optimizer of a LightningModule's ``configure_optimizers``; None if unknown or absent."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    module = None
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            module = load_model(config, cut=False).module
-            if module is None or not brings(module, "configure_optimizers"):
-                return None
-            made = with_one_optimizer(module.configure_optimizers(), config.model.target)
-            (optimizer,) = optimizers_in(made)
-        return observed_state_ratio(partial(over_other_parameters, optimizer))
-    except RequestError:
-        raise
-    except Exception as error:  # it may need a Trainer
-        if module is not None:
-            logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
+        with suppress(EndedError):
+            return apart(_observed_own_ratio, config)
+        return apart(_observed_own_ratio, config, fake=False)
+    except ApartError as error:
+        logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
         return None
+
+
+def _observed_own_ratio(config: RunConfig, *, fake: bool = True) -> float | None:
+    with fake_tensors() if fake else nullcontext():
+        try:
+            module = load_model(config, cut=False).module
+        except RequestError:
+            raise
+        except Exception:  # profiling tells it
+            return None
+        if module is None or not brings(module, "configure_optimizers"):
+            return None
+        made = with_one_optimizer(module.configure_optimizers(), config.model.target)
+        (optimizer,) = optimizers_in(made)
+    return observed_state_ratio(partial(over_other_parameters, optimizer))
 
 
 @contextmanager
@@ -202,12 +213,8 @@ def faked(
         inputs, targets: a real micro-batch.
         by_values: whether sizes may depend on values of tensors, for which torch imports a whole compiler.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    # torch would log the traceback of a failure here, but the failure may only be a limit of fake tensors.
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=_shapes(by_values), static_shapes=True), dropout:
+    with fake_tensors(_shapes(by_values)), dropout:
         yield load_model(config), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
 
 
@@ -282,8 +289,7 @@ def _without_trains(config: RunConfig) -> Iterator[Problem]:
     """A problem if no layer has become a tensor train."""
     if config.embedding.name == "dense":
         return
-    found = whole_model(config)
-    if found is not None and not has_tensor_trains(found[1]):
+    if of_whole_model(config, lambda _, stage: has_tensor_trains(stage)) is False:
         rule, why = "must name embeddings or linear layers", f"No layer of {config.model.target} has such a name"
         if not config.embedding.targets:
             why = f"No embedding of {config.model.target} has fewer numbers as cores of rank {config.embedding.rank}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing import Value
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,14 @@ REQUESTS = {
 def profiled(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProfile, int]:
     """A profile, and how many layers and losses were measured for it."""
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))
-    calls = 0
+    calls = Value("i", 0)  # the child that profiles shares it
 
     def count(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
+        calls.value += 1
         return profile_call(*args)
 
     monkeypatch.setattr(alike, "profile_call", count)
-    return profile_model(resolve([*REQUESTS[name], "hardware=a100_80gb"])), calls
+    return profile_model(resolve([*REQUESTS[name], "hardware=a100_80gb"])), calls.value
 
 
 @pytest.mark.parametrize("name", sampled(REQUESTS, "gpt", "carried", "four bits"))

@@ -20,6 +20,7 @@ from runner.memory.apply.evicting import NoRoomError
 from runner.memory.apply.install import install
 from runner.memory.apply.operators import InPlaceError
 from runner.memory.solve.values import StageProgram
+from runner.model.apart import ApartError, apart
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch
 from runner.model.layers import LayerSource, build_stage
@@ -44,14 +45,8 @@ def rehearse(config: RunConfig, programs: Iterable[StageProgram], samples: int) 
         samples: samples of the micro-batch.
     """
     try:
-        return _on_fake_tensors(config, programs, samples)
-    except RequestError:
-        raise
-    except InPlaceError as error:
-        name = config.activation_checkpoint.name
-        rule, fix = "must not drop what cannot be made again", "activation_checkpoint=rotor"
-        raise RequestError([Problem("activation_checkpoint.name", name, rule, str(error), fix)]) from None
-    except Exception as error:  # a user's code may do anything that fake tensors cannot
+        return apart(_on_fake_tensors, config, tuple(programs), samples)
+    except ApartError as error:  # a user's code may do anything that fake tensors cannot
         logger.info("what a policy that decides in the run takes is a bound: it cannot be rehearsed: %s", error)
         return ()
 
@@ -61,7 +56,12 @@ def _on_fake_tensors(config: RunConfig, programs: Iterable[StageProgram], sample
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     with faked(config, inputs, targets, by_values=False) as (model, given, wanted):
         run = partial(rehearse_stage, model.layers, given, wanted, model.loss, dtype=dtype, autocast=autocast)
-        return tuple(map(run, programs))
+        try:
+            return tuple(map(run, programs))
+        except InPlaceError as error:
+            name = config.activation_checkpoint.name
+            rule, fix = "must not drop what cannot be made again", "activation_checkpoint=rotor"
+            raise RequestError([Problem("activation_checkpoint.name", name, rule, str(error), fix)]) from None
 
 
 def rehearse_stage(

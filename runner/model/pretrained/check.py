@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
 from runner.model.adapter import names_of_base
 from runner.model.freeze import freeze_problems
-from runner.model.load import whole_model
+from runner.model.layers import StageModule
+from runner.model.load import LoadedModel, of_whole_model
 from runner.model.pretrained.files import stored_tensors
 from runner.model.pretrained.fill import all_names
 from runner.model.pretrained.two_of_one import differing_problems
@@ -32,10 +35,10 @@ def pretrained_problems(config: RunConfig) -> list[Problem]:
     if config.model.pretrained is None or config.resume not in (None, "auto"):
         return []
     stored_tensors(config.model.pretrained)
-    found = whole_model(config)
-    if found is None:
-        return []
-    loaded, stage = found
+    return of_whole_model(config, partial(_differences, config)) or []
+
+
+def _differences(config: RunConfig, loaded: LoadedModel, stage: StageModule) -> list[Problem]:
     weights, named = PretrainedWeights(config.model, loaded.made), names_of_base(config.adapter)
     own = {named(name): tuple(tensor.shape) for name, tensor in stage.global_state().items()}
     shapes = {name: shape for name, shape in own.items() if name is not None}
@@ -67,9 +70,11 @@ def frozen_problems(config: RunConfig) -> list[Problem]:
     Raises:
         RequestError: the model cannot be made.
     """
-    found = whole_model(config) if config.trainer.freeze else None
-    if found is None:
+    if not config.trainer.freeze:
         return []
-    loaded, stage = found
+    return of_whole_model(config, partial(_unmatched, config.trainer.freeze)) or []
+
+
+def _unmatched(patterns: Sequence[str], loaded: LoadedModel, stage: StageModule) -> list[Problem]:
     names = all_names(loaded.layers, [stage.global_name(name) for name, _ in stage.named_parameters()])
-    return list(freeze_problems([each for group in names.values() for each in group], config.trainer.freeze))
+    return list(freeze_problems([each for group in names.values() for each in group], patterns))

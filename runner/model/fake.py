@@ -1,0 +1,42 @@
+"""Fake tensors: tensors with shapes and without memory, for a user's model of any size.
+
+A user's code may do with them what crashes the process, so that it meets them only within
+:func:`runner.model.apart.apart`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["fake_tensors"]
+
+
+def fake_tensors(shapes: Any = None) -> Any:
+    """The mode in which every tensor that is made is fake; others may be used beside them.
+
+    Args:
+        shapes: torch's ``ShapeEnv``, if sizes may depend on values of tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    # torch would log the traceback of a failure here, but the failure may only be a limit of fake tensors.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True)
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A deep copy of a fake tensor. Torch's own reads the memory of a scalar, such as a batch norm's count of batches,
+    which is not there.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+    made = memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    for name, value in vars(tensor).items():
+        if name not in vars(made):  # what marks a parameter, and a user's own attributes
+            setattr(made, name, copy.deepcopy(value, memo))
+    return made
