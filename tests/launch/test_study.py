@@ -102,6 +102,13 @@ def test_a_grid_is_searched_once(light: Path) -> None:
         (["hydra.sweeper.pruner.n_startup_trials=1"], "must name a pruner"),
         (["hydra.sweeper.pruner=median", "hydra.sweeper.pruner.nothing=1"], "must be arguments of optuna.pruners."),
         (["hydra/sweeper/sampler=grid"], "needs values that can be counted"),
+        (["hydra/sweeper/sampler=tep"], "Try hydra/sweeper/sampler=tpe."),
+        (["hydra.sweeper.sampler.sed=1"], "Try hydra.sweeper.sampler.seed=1."),
+        (["hydra/sweeper/sampler=qmc", "hydra.sweeper.sampler.qmc_type=nothing"], "must be arguments of the sampler"),
+        (["hydra.sweeper.n_trails=3"], "Try hydra.sweeper.n_trials=3."),
+        (["hydra.sweeper.n_trials=0"], "must be at least 1"),
+        (["hydra.sweeper.n_trials=many"], "cannot be set so"),
+        (["hydra.sweeper.storage=sqlite:///study.db"], "has no meaning here"),
     ],
 )
 def test_what_no_study_can_do_is_refused(light: Path, words: list[str], told: str, capsys: Any) -> None:

@@ -13,7 +13,8 @@ from readme import ROOT
 from runner.config.compose.resolve import resolve, resolve_sweep
 from runner.config.schema import RunConfig
 from runner.launch.hydra.array import array_problems
-from runner.launch.hydra.settings import LAUNCHER, SWEEPER, plugin_settings, split_words
+from runner.launch.hydra.search_settings import search_settings
+from runner.launch.hydra.settings import launcher_settings, split_words
 from runner.launch.run.prepare import check_elsewhere
 from runner.launch.slurm.script import batch_script
 
@@ -55,16 +56,15 @@ def test_an_array_of_twelve() -> None:
     plugins, words = split_words(request(of("hydra/launcher=submitit_slurm")))
     jobs = [resolve(job) for job in resolve_sweep([word for word in words if word != "-m"])]
     assert len(jobs) == 12
-    settings = plugin_settings(LAUNCHER, plugins, "run")
+    settings = launcher_settings(plugins, "run")
     assert settings is not None
     assert array_problems(settings, jobs) == []
 
 
 def test_a_search() -> None:
     plugins, _ = split_words(request(of("hydra/sweeper=optuna")))
-    settings = plugin_settings(SWEEPER, plugins, "run")
-    assert settings is not None
-    assert settings["n_trials"] == 8
+    settings = search_settings(plugins, "run")
+    assert (settings.n_trials, settings.sampler_name, settings.sampler) == (8, "tpe", {"seed": 0})
 
 
 @pytest.mark.full

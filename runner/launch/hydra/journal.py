@@ -62,13 +62,14 @@ class Journal:
             else:
                 study.add_trial(_as_of_optuna(trial))
 
-    def asked(self, trial: Trial) -> None:
-        """Write down that a trial begins."""
+    def asked(self, trial: Trial, study: Study) -> None:
+        """Write down that a trial of a study begins."""
         from optuna.distributions import distribution_to_json
 
-        found = {name: distribution_to_json(one) for name, one in trial.distributions.items()}
-        attributes = {name: value for name, value in trial.system_attrs.items() if name != "fixed_params"}
-        self._write(number=trial.number, parameters=trial.params, distributions=found, attributes=attributes)
+        frozen = study.get_trials(deepcopy=False)[trial.number]
+        found = {name: distribution_to_json(one) for name, one in frozen.distributions.items()}
+        attributes = {name: value for name, value in frozen.system_attrs.items() if name != "fixed_params"}
+        self._write(number=trial.number, parameters=frozen.params, distributions=found, attributes=attributes)
 
     def told(self, number: int, state: str, value: float | None) -> None:
         """Write down how a trial ended."""

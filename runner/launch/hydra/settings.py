@@ -1,4 +1,4 @@
-"""The command-line words of a sweep that choose and set Hydra's plugins, resolved against the plugins' schemas."""
+"""The words of a sweep that choose and set Hydra's plugins; a launcher's are resolved against its schema."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 
 from runner.errors import Problem, RequestError, raise_problems
 
-__all__ = ["LAUNCHER", "SWEEPER", "chooses", "plugin_settings", "split_words"]
+__all__ = ["LAUNCHER", "SWEEPER", "chooses", "launcher_settings", "split_words"]
 
 LAUNCHER, SWEEPER = "launcher", "sweeper"
-# Kind of plugin to the option that may be chosen, the package that contains it, and our extra that installs it.
-_PLUGINS = {
-    LAUNCHER: ("submitit_slurm", "hydra-submitit-launcher", "submitit"),
-    SWEEPER: ("optuna", "hydra-optuna-sweeper", "optuna"),
-}
+_KINDS = (LAUNCHER, SWEEPER)
+_OPTION, _PACKAGE, _EXTRA = "submitit_slurm", "hydra-submitit-launcher", "submitit"
+"""The launcher that may be chosen, the package that contains it, and our extra that installs it."""
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words about Hydra's plugins, and the other words."""
-    ours = [word for word in words if any(_is_about(kind, word) for kind in _PLUGINS)]
+    ours = [word for word in words if any(_is_about(kind, word) for kind in _KINDS)]
     return ours, [word for word in words if word not in ours]
 
 
@@ -35,34 +33,32 @@ def _is_about(kind: str, word: str) -> bool:
     return word.startswith((f"hydra/{kind}=", f"hydra/{kind}/", f"hydra.{kind}."))
 
 
-def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any] | None:
-    """Return the settings of ``hydra/<kind>`` as plain values, or None if no word chooses such a plugin.
+def launcher_settings(words: Sequence[str], name: str) -> dict[str, Any] | None:
+    """Return the settings of ``hydra/launcher`` as plain values, or None if no word chooses a launcher.
 
     Args:
-        kind: the kind of plugin, e.g. ``launcher``.
         words: see :func:`split_words`.
         name: the value of ``hydra.job.name``, to which the settings may refer.
 
     Raises:
         RequestError: the plugin is not installed, or it has no such setting.
     """
-    own = [word for word in words if _is_about(kind, word)]
+    own = [word for word in words if _is_about(LAUNCHER, word)]
     if not own:
         return None
-    chosen = [word.partition("=")[2] for word in own if word.startswith(f"hydra/{kind}=")]
-    known, package, extra = _PLUGINS[kind]
-    if chosen != [known]:
-        asked = ", ".join(chosen) or None
-        raise_problems([Problem(f"hydra/{kind}", asked, f"must be {known}", fix=f"hydra/{kind}={known}")])
+    key = f"hydra/{LAUNCHER}"
+    chosen = [word.partition("=")[2] for word in own if word.startswith(f"{key}=")]
+    if chosen != [_OPTION]:
+        raise_problems([Problem(key, ", ".join(chosen) or None, f"must be {_OPTION}", fix=f"{key}={_OPTION}")])
     try:
-        metadata.version(package)
+        metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError:
-        rule, fix = f"needs {package}, which is not installed", f"pip install -e '.[{extra}]'"
-        raise_problems([Problem(f"hydra/{kind}", chosen[0], rule, fix=fix)])
-    return _composed(kind, own, name)
+        rule, fix = f"needs {_PACKAGE}, which is not installed", f"pip install -e '.[{_EXTRA}]'"
+        raise_problems([Problem(key, _OPTION, rule, fix=fix)])
+    return _composed(own, name)
 
 
-def _composed(kind: str, words: Sequence[str], name: str) -> dict[str, Any]:
+def _composed(words: Sequence[str], name: str) -> dict[str, Any]:
     from hydra import compose, initialize
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -72,9 +68,9 @@ def _composed(kind: str, words: Sequence[str], name: str) -> dict[str, Any]:
         with warnings.catch_warnings(), initialize(config_path=None, version_base="1.3"):
             warnings.simplefilter("ignore")
             composed = compose(overrides=[*words, f"hydra.job.name='{name}'"], return_hydra_config=True)
-            container = OmegaConf.to_container(composed.hydra[kind], resolve=True)
+            container = OmegaConf.to_container(composed.hydra[LAUNCHER], resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         told = " ".join(str(error).split())
-        raise RequestError([Problem(f"hydra.{kind}", " ".join(words), "cannot be set so", told)]) from error
+        raise RequestError([Problem(f"hydra.{LAUNCHER}", " ".join(words), "cannot be set so", told)]) from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}

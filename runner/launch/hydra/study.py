@@ -2,7 +2,7 @@
 
 Every trial is a job of one sweep and stands in its ledger. The study's journal lies in the sweep's directory, so that a
 study that is started again goes on: it knows what it was told, asks first for what was not finished, and its samplers
-need no seed. Settings are those of Hydra's plugin for Optuna, ``hydra.sweeper.*``.
+need no seed. Settings are :class:`runner.launch.hydra.search_settings.SearchSettings`, ``hydra.sweeper.*``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError, raise_problems
 from runner.launch.hydra.journal import Journal
 from runner.launch.hydra.pruner import PRUNED_FILE, split_pruner
-from runner.launch.hydra.settings import SWEEPER, plugin_settings
+from runner.launch.hydra.search_settings import GRID, SearchSettings, search_settings
+from runner.launch.hydra.settings import SWEEPER
 from runner.launch.hydra.space import Dimension, choices_of, space_of, split_searched
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory
@@ -37,7 +38,6 @@ __all__ = ["RESULTS_FILE", "study"]
 logger = logging.getLogger(__name__)
 
 RESULTS_FILE = "optimization_results.yaml"
-_GRID = "GridSampler"
 
 
 def study(
@@ -71,59 +71,22 @@ def study(
     pruner, plugins = split_pruner(plugins)
     _, plain = split_searched(words)
     place = resolve_request(plain)
-    settings = plugin_settings(SWEEPER, plugins, place.name) or {}
-    searched, plain = split_searched([*words, *(f"{key}={value}" for key, value in (settings["params"] or {}).items())])
-    raise_problems([*_problems(settings), *pruner.problems(place)])
-    space, sampler = space_of(searched), _sampler(settings, searched)
+    settings = search_settings(plugins, place.name)
+    searched, plain = split_searched([*words, *(f"{key}={value}" for key, value in settings.params.items())])
+    raise_problems(pruner.problems(place))
+    space, is_grid = space_of(searched), settings.sampler_name == GRID
+    choices = choices_of(searched) if is_grid else {}
     directory = create_run_directory(place.name, place.run_dir)
     others = [word for word in plugins if SWEEPER not in word]
     plain = [*(word for word in plain if not word.startswith("run_dir=")), f"run_dir={directory}"]
     run = partial(run_sweep, command=command, entry=entry, console=Console(quiet=True), plugins=others)
-    if _is_grid(settings):
-        points = math.prod(map(len, choices_of(searched).values()))
-        settings = {**settings, "n_trials": min(settings["n_trials"], points)}
-    one = _Study(settings, space, [*plain, *pruner.words(_direction(settings))], directory, run)
-    status = one.run_trials(sampler, place)
+    if is_grid:
+        settings = replace(settings, n_trials=min(settings.n_trials, math.prod(map(len, choices.values()))))
+    one = _Study(settings, space, [*plain, *pruner.words(settings.direction.value)], directory, run)
+    status = one.run_trials(partial(settings.sampler_for, choices=choices), place)
     if one.begun:
         show_table(directory, console or Console())
     return status
-
-
-def _problems(settings: Mapping[str, Any]) -> list[Problem]:
-    found = []
-    if isinstance(settings["direction"], list):
-        why = "A run has one loss"
-        found.append(Problem("hydra.sweeper.direction", settings["direction"], "must be one", why))
-    if settings["search_space"] is not None:
-        rule, why = "is written as hydra.sweeper.params", "Hydra has given it up"
-        found.append(Problem("hydra.sweeper.search_space", settings["search_space"], rule, why))
-    return found
-
-
-def _direction(settings: Mapping[str, Any]) -> str:
-    found = settings["direction"]
-    return str(getattr(found, "name", found))
-
-
-def _is_grid(settings: Mapping[str, Any]) -> bool:
-    return str(settings["sampler"]["_target_"]).endswith(_GRID)
-
-
-def _sampler(settings: Mapping[str, Any], searched: Sequence[str]) -> Any:
-    """A function from the number of trials that the study knows to its sampler.
-
-    A sampler with a seed would ask again for what it has asked for when the study is started again, so that its seed
-    is then another one.
-    """
-    from hydra.utils import instantiate
-
-    own = dict(settings["sampler"])
-    if _is_grid(settings):
-        choices = choices_of(searched)
-        return lambda known: instantiate({**own, "_partial_": True})(choices)
-    if own.get("seed") is None:
-        return lambda known: instantiate(own)
-    return lambda known: instantiate({**own, "seed": own["seed"] + known})
 
 
 @dataclass
@@ -131,14 +94,14 @@ class _Study:
     """A study, and what its trials are run with.
 
     Args:
-        settings: the plugin's settings, ``hydra.sweeper.*``.
+        settings: ``hydra.sweeper.*``.
         space: the dimensions of the search.
         plain: the overrides that all trials share.
         directory: the sweep's.
         run: runs a batch of trials, see :func:`runner.launch.sweep.run.run_sweep`.
     """
 
-    settings: Mapping[str, Any]
+    settings: SearchSettings
     space: Mapping[str, Dimension]
     plain: Sequence[str]
     directory: Path
@@ -151,9 +114,9 @@ class _Study:
         self.begun = bool(journal.trials)
         study = self._made(sampler(len(journal.trials)), journal, again=place.sweep_retry == "failed")
         done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-        missing = self.settings["n_trials"] - done
+        missing = self.settings.n_trials - done
         while missing > 0:
-            batch = min(missing, self.settings["n_jobs"])
+            batch = min(missing, self.settings.n_jobs)
             missing -= batch
             status = self._run_batch(study, journal, batch)
             if status is not None:
@@ -167,10 +130,10 @@ class _Study:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(logging.WARNING)
         made = optuna.create_study(
-            study_name=self.settings["study_name"],
+            study_name=self.settings.study_name,
             storage=None,
             sampler=sampler,
-            direction=_direction(self.settings),
+            direction=self.settings.direction.value,
         )
         journal.enter(made, again=again)
         return made
@@ -180,13 +143,13 @@ class _Study:
         trials = [study.ask() for _ in range(size)]
         asked = [self._words(trial) for trial in trials]
         for trial in trials:
-            journal.asked(trial)
+            journal.asked(trial, study)
         self.begun = True
         status, jobs = self.run([[*self.plain, *words] for words in asked], shown=asked)
         if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
             return int(status)
         failed = sum(not self._tell(study, journal, *one) for one in zip(trials, jobs, strict=True))
-        if failed / size > self.settings["max_failure_rate"]:
+        if failed / size > self.settings.max_failure_rate:
             logger.error("the study ends: %d of %d trials failed, see hydra.sweeper.max_failure_rate", failed, size)
             return EXIT_FAILED
         return None
@@ -196,8 +159,8 @@ class _Study:
         try:
             for ask in self.space.values():
                 ask(trial)
-            if self.settings["custom_search_space"] is not None:
-                _extend(self.settings["custom_search_space"], trial, self.directory)
+            if self.settings.custom_search_space is not None:
+                _extend(self.settings.custom_search_space, trial, self.directory)
         except RequestError:
             raise
         except Exception as error:  # of Optuna, or of a user's function

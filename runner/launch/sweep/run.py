@@ -164,9 +164,9 @@ def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequ
     if not plugins:
         return None
     from runner.launch.hydra.array import array_problems
-    from runner.launch.hydra.settings import LAUNCHER, plugin_settings
+    from runner.launch.hydra.settings import launcher_settings
 
-    settings = plugin_settings(LAUNCHER, plugins, place.name)
+    settings = launcher_settings(plugins, place.name)
     if settings is not None:
         raise_problems(
             array_problems(settings, [one.config for one in requests if one.config is not None and not one.problems])
