@@ -25,7 +25,7 @@ from runner.engine.headers import Headers
 from runner.engine.measure.clocks import clock_of
 from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
-from runner.engine.run_windows import WindowRunner, copy_buffers, load_buffers, states_of_buffers
+from runner.engine.run_windows import WindowRunner, copy_buffers, states_of_buffers
 from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
@@ -405,7 +405,7 @@ class Engine:
             self.timeline.finish()
         self._empty()
         self._ends.close()
-        load_buffers(self.stages, kept)
+        kept.put_back()
         for store in self.stores.values():
             store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
@@ -483,7 +483,7 @@ class Engine:
             self._executor.abandon(self._beginning.in_flight[self.view.position] if self._beginning else ())
 
         if self._runner.settle(drop):
-            load_buffers(self.stages, own_buffers)
+            own_buffers.put_back()
             window.begin_again(self.update.scale.of_sum)
             self._runner.run(actions[:length])
         self._ends.send_loss(window)

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from runner.engine.context import RankContext
 from runner.engine.executor import Executor
@@ -24,11 +23,12 @@ from runner.engine.stream import RankStream
 from runner.engine.update.stage_update import NotFiniteError
 from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
+from runner.model.buffers import BufferSnapshot, ChangedBuffers
 from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
 from runner.schedule.values import Action
 
-__all__ = ["WindowRunner", "copy_buffers", "load_buffers", "states_of_buffers"]
+__all__ = ["WindowRunner", "copy_buffers", "states_of_buffers"]
 
 Stages: TypeAlias = Mapping[int, StageModule]
 
@@ -201,21 +201,11 @@ class WindowRunner:
         return first_over(watcher.found, rank.transport, (view.pipeline, view.replicas))
 
 
-def copy_buffers(stages: Stages) -> dict[str, Tensor]:
-    """Copies of the buffers of stages, e.g. running statistics, by global name."""
-    return {name: value.clone() for name, value in _named_buffers(stages)}
-
-
-def load_buffers(stages: Stages, copies: Mapping[str, Tensor]) -> None:
-    """Set the buffers of stages to the result of :func:`copy_buffers`."""
-    for name, value in _named_buffers(stages):
-        value.copy_(copies[name])
+def copy_buffers(stages: Stages) -> BufferSnapshot:
+    """Copies of the buffers of stages, e.g. running statistics, which can be put back after forwards."""
+    return ChangedBuffers(stages.values()).snapshot()
 
 
 def states_of_buffers(stages: Stages) -> list[tuple[int, int]]:
     """The identity of each buffer and how often it was changed, to see whether forwards have changed one."""
-    return [(id(value), value._version) for _, value in _named_buffers(stages)]
-
-
-def _named_buffers(stages: Stages) -> list[tuple[str, Tensor]]:
-    return [(module.global_name(name), value) for module in stages.values() for name, value in module.named_buffers()]
+    return [(id(value), value._version) for module in stages.values() for value in module.buffers()]

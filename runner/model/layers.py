@@ -25,6 +25,7 @@ from torch import nn
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.boundary import call_arguments
+from runner.model.odd_tensors import made_ready, odd_problems
 from runner.model.pretrained.files import config_problems, is_folder
 from runner.model.pretrained.two_of_one import untie
 from runner.model.seeds import mix_seed, seeded_with
@@ -119,7 +120,21 @@ def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
-    """The layers of ``model``, a return value of a model function."""
+    """The layers of ``model``, a return value of a model function.
+
+    Raises:
+        RequestError: it has no layers, or a weight or buffer that cannot be kept; a layer that is built later raises it
+            then.
+    """
+    sources = _sources_of(model, seed, target)
+    raise_problems(odd_problems(sources, target))
+    for source in sources:
+        if source.given is not None:
+            made_ready(source.given)
+    return sources
+
+
+def _sources_of(model: Any, seed: int, target: str) -> list[LayerSource]:
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         children = model._modules.items()  # named_children() would leave out the second use of a module
         if not children:
@@ -148,7 +163,7 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
             name = names.pop(0) if len(names) > 1 else (names or [str(index)])[0]  # a second use has a second name
             sources.append(_given(index, name, layer))
         elif callable(layer):
-            sources.append(LayerSource(index, str(index), _seeded(layer, mix_seed(seed, index))))
+            sources.append(_built_later(index, layer, mix_seed(seed, index), target))
         else:
             why = f"layers()[{index}] is a {type(layer).__name__}"
             rule = "must list modules, or callables that make them"
@@ -160,12 +175,14 @@ def _given(index: int, name: str, module: nn.Module, *, spread: bool = False) ->
     return LayerSource(index, name, lambda: module, module, spread=spread)
 
 
-def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
+def _built_later(index: int, build: Callable[[], nn.Module], seed: int, target: str) -> LayerSource:
     def build_seeded() -> nn.Module:
         with seeded_with(seed):
-            return build()
+            module = build()
+        raise_problems(odd_problems([_given(index, str(index), module)], target))
+        return made_ready(module)
 
-    return build_seeded
+    return LayerSource(index, str(index), build_seeded)
 
 
 class Around(Protocol):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from runner.config.precision import PRECISIONS
 from runner.model.boundary import map_tensors
 
 __all__ = ["autocast_of", "autocasting", "cast_module", "dtype_of", "to_precision"]
+
+Converted = TypeVar("Converted", bound=nn.Module)
+
+_AS_MADE = torch.float32
+"""The format that converts no module."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,15 +38,29 @@ def to_precision(value: Any, dtype: torch.dtype) -> Any:
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
 
 
-def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module.to(dtype)`` that also works for fake parameters; torch's own swaps tensors, which fails for them."""
+def cast_module(module: Converted, dtype: torch.dtype) -> Converted:
+    """Convert the weights and buffers of ``module`` to the format of a run; every user of a model converts it here.
+
+    In float32, in which modules are made, everything stays what it was made: a buffer of float64 or float16, too. Into
+    another format go real floating-point tensors. Complex numbers, of which ``module.to(dtype)`` would drop the
+    imaginary parts, stay in every format, and so do whole numbers and truth values.
+
+    Returns:
+        ``module``. Its parameters are the same objects as before, but for fake ones, for which torch has no such way.
+    """
+    if dtype is _AS_MADE:
+        return module
     replaced: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype:
-                if id(parameter) not in replaced:
-                    replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                owner._parameters[name] = replaced[id(parameter)]
+            if parameter is None or not parameter.is_floating_point() or parameter.dtype is dtype:
+                continue
+            if not isinstance(parameter, FakeTensor):
+                parameter.data = parameter.data.to(dtype)
+                continue
+            if id(parameter) not in replaced:
+                replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+            owner._parameters[name] = replaced[id(parameter)]
         for name, buffer in owner._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 owner._buffers[name] = buffer.to(dtype)

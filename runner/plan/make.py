@@ -193,7 +193,16 @@ def _accelerated(config: RunConfig, machine: Machine) -> bool:
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
     names = [layer.name for layer in profile.layers]
-    raise_problems(plan_problems(config, len(names), layer_names=names, statistics=_statistics(profile)))
+    raise_problems(
+        plan_problems(
+            config,
+            len(names),
+            layer_names=names,
+            statistics=_statistics(profile),
+            odd_weights=profile.odd_weights,
+            shared_buffers=profile.shared_buffers,
+        )
+    )
 
 
 def _statistics(profile: ModelProfile) -> list[str]:
@@ -213,7 +222,8 @@ def _planned(
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
 
     def assemble_checked(schedule: Schedule) -> RunPlan:
-        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile)))
+        tensors = profile.odd_weights, profile.shared_buffers
+        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *tensors))
         return assemble(schedule)
 
     if chosen is None and is_chosen_by_plan(config):

@@ -19,7 +19,7 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import MemoryTrace, ModelProfile, Rehearsal, SecondsSource, SharedWeight
+from runner.profile.model import MemoryTrace, ModelProfile, OddWeight, Rehearsal, SecondsSource, SharedWeight
 
 __all__ = [
     "BoundaryTensor",
@@ -29,6 +29,7 @@ __all__ = [
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
+    "OddWeight",
     "PROFILE_FILE",
     "Pairs",
     "Recomputation",

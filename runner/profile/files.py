@@ -17,7 +17,7 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import MemoryTrace, ModelProfile, Rehearsal, SharedWeight
+from runner.profile.model import MemoryTrace, ModelProfile, OddWeight, Rehearsal, SharedWeight
 
 __all__ = ["PROFILE_FILE", "profile_from_json", "read_profile"]
 
@@ -32,6 +32,8 @@ def profile_from_json(text: str) -> ModelProfile:
     trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
     document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
+    document["odd_weights"] = tuple(OddWeight(**each) for each in document.pop("odd_weights", ()))
+    document["shared_buffers"] = tuple(document.pop("shared_buffers", ()))
     document.pop("first_backwards", None)  # a plan's own
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)

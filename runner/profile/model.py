@@ -8,7 +8,7 @@ from typing import Literal
 
 from runner.profile.layer import LayerProfile
 
-__all__ = ["MemoryTrace", "ModelProfile", "Rehearsal", "SecondsSource", "SharedWeight"]
+__all__ = ["MemoryTrace", "ModelProfile", "OddWeight", "Rehearsal", "SecondsSource", "SharedWeight"]
 
 SecondsSource = Literal["measured", "estimated"]
 
@@ -32,6 +32,23 @@ class SharedWeight:
     optimizer_bytes: int | None = None
     num_parameters: int = 0
     shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OddWeight:
+    """A weight that is complex, has no elements or was not made in fp32, which not every option can handle.
+
+    Args:
+        name: its global name.
+        dtype: its format as the model's function makes it, by torch's name.
+        num_parameters: its elements.
+        trained: whether it is trained.
+    """
+
+    name: str
+    dtype: str
+    num_parameters: int
+    trained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,8 @@ class ModelProfile:
         first_backwards: where weights are at home in the host's memory, the same profile with the figures of each
             stage's first backward of a step, before which there are no gradients. A measured profile has none;
             :func:`runner.plan.weights.with_units` writes it.
+        odd_weights: the weights that are complex, empty or of another format than fp32.
+        shared_buffers: buffers that the forward of a layer changes and that other layers use, too.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -125,6 +144,8 @@ class ModelProfile:
     cast_bytes: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
     first_backwards: ModelProfile | None = None
+    odd_weights: tuple[OddWeight, ...] = ()
+    shared_buffers: tuple[str, ...] = ()
 
     @property
     def num_parameters(self) -> int:

@@ -52,6 +52,7 @@ from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
+from runner.profiling.odd_tensors import OddTensors
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 
 __all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "trace_of"]
@@ -328,8 +329,11 @@ def profile_layers(
     numbers = StorageNumbers()
     with LiveTracker() as tracker:
         alike = AlikeLayers(tracker, numbers)
+        odd = OddTensors()
         for source in sources:
-            module = cast_module(source.build(), dtype)
+            module = source.build()
+            odd.see(source, module)
+            module = cast_module(module, dtype)
             _refuse_hidden_ties(source, module, owners)
             function = autocasting(source.calling(module), device_type, autocast)
             before = value
@@ -337,6 +341,7 @@ def profile_layers(
                 shared = _trained_at(source, module, places)
                 value, row = alike.profile(source.label or source.name or "model", function, value, module, shared)
                 _refuse_no_tensor(source.index, module, value)
+            odd.changed(module)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
@@ -358,6 +363,8 @@ def profile_layers(
         tokens_per_sample=_tokens_per_sample(targets),
         shared=_shared_weights(sources, dtype, state_bytes),
         sample_shapes=tuple(tuple(int(size) for size in tensor.shape[1:]) for tensor in flatten(inputs)[0]),
+        odd_weights=tuple(odd.weights),
+        shared_buffers=odd.shared_buffers(),
     )
 
 

@@ -24,7 +24,7 @@ from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource
 from runner.model.load import load_model
-from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.split.backward import backward_input, backward_weight
 from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.compression.timing import compression_seconds
@@ -117,7 +117,7 @@ def time_layers(
     device = flatten(batch)[0][0].device
     alike = defaultdict[Hashable, list[LayerProfile]](list)
     for source, row in zip(sources, profile.layers, strict=True):
-        module = source.build().to(device=device, dtype=dtype)
+        module = cast_module(source.build().to(device=device), dtype)
         function = autocast(source.calling(module))
         before = alike[_kind_of(module, value, row)]
         with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range

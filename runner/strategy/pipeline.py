@@ -44,6 +44,7 @@ from runner.memory.apply.weight_swap import is_at_home
 from runner.model.compiled import compile_layers
 from runner.model.device import backend_of, device_of
 from runner.model.layers import StageModule
+from runner.model.precision import cast_module
 from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, tags_of
 from runner.model.ties import crossing_ties
@@ -241,7 +242,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         activations = self.plan.activations
         offload = make_offload(self.plan, stages, self.options, self.root_device, self._moving)
         for number, stage in stages.items():
-            stage.to(device=self.root_device, dtype=self.options.dtype)
+            cast_module(stage.to(device=self.root_device), self.options.dtype)
             program = activations.stages[number]
             install(stage, program, to_host=activations.to_host, moving=self._moving, offload=offload)
             if self.options.compile:

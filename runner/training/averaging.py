@@ -51,14 +51,14 @@ class WeightAveraging(Callback):
         self._weights |= {name: parameter for name, parameter in own.items() if tags[name].is_trained}
         for name, parameter in self._weights.items():
             start = self._loaded.get(name, parameter.detach())
-            self._averages[name] = start.to(device=parameter.device, dtype=torch.float32, copy=True)
+            self._averages[name] = _wide(start).to(device=parameter.device, copy=True)
         if strategy.meter is not None:
             strategy.meter.hold(sum(value.numel() * value.element_size() for value in self._averages.values()))
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         for name, parameter in self._weights.items():
-            self._averages[name].lerp_(parameter.detach().float(), 1.0 - self._decay)
+            self._averages[name].lerp_(_wide(parameter.detach()), 1.0 - self._decay)
 
     @torch.no_grad()
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -95,6 +95,11 @@ class WeightAveraging(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._loaded = dict(checkpoint.get(AVERAGE, {}))
+
+
+def _wide(value: Tensor) -> Tensor:
+    """A weight in the format of its average: fp32, or its own if it is complex."""
+    return value if value.is_complex() else value.float()
 
 
 def _strategy(trainer: pl.Trainer) -> EngineStrategy:

@@ -15,7 +15,7 @@ from runner.plan.requested_schedule import executed_schedule
 from runner.plan.rules.asked import rules_that_asked
 from runner.plan.rules.facts import OrderFacts, RequestFacts
 from runner.plan.rules.tables import ORDER_TABLES, PLACE_TABLES, SCHEDULE
-from runner.profile import ModelProfile
+from runner.profile import ModelProfile, OddWeight
 from runner.schedule.catalogue import registry
 from runner.schedule.traits import ScheduleTraits, traits_of
 from runner.schedule.values import Action, Op, Schedule
@@ -39,6 +39,10 @@ ALL: dict[str, Any] = {  # what schedules of several kinds refuse
     "trainer__on_nonfinite": "skip", "trainer__ema_decay": 0.9,
 }  # fmt: skip
 REQUESTS = [
+    request(
+        "1f1b", trainer__grad_clip_value=1.0, zero__stage=1, compression__name="powersgd",
+        approximate_backward__name="fewbit", weight_prediction__name="nesterov", optimizer__name="lamb",
+    ),
     *(
         request(name, **ALL)
         for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw", "ampnet")
@@ -74,8 +78,15 @@ REQUESTS = [
 ]  # fmt: skip
 
 
+ODD = (
+    OddWeight("block.turns", "complex64", 4, trained=True),
+    OddWeight("block.scale", "float64", 4, trained=True),
+    OddWeight("block.table", "bfloat16", 4, trained=False),
+)
+
+
 def facts(config: RunConfig) -> OrderFacts:
-    return OrderFacts(config, traits_of(executed_schedule(config)), 8, ("norm",))
+    return OrderFacts(config, traits_of(executed_schedule(config)), 8, ("norm",), ODD, ("block.mask",))
 
 
 def test_every_rule_between_a_request_and_its_schedule_has_a_request_that_breaks_it() -> None:

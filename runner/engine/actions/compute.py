@@ -14,8 +14,8 @@ from runner.engine.actions.messages import Incoming, alone
 from runner.engine.context import RankContext, number_of
 from runner.engine.window import Window
 from runner.engine.works.work import NOTHING, Place, Works
-from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
 from runner.model.metrics import Metric

@@ -160,7 +160,8 @@ def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor
 
 
 def _sum_of_squares(gradient: Tensor) -> float:
-    wide = gradient.detach().to(torch.float64, copy=True)
+    real = torch.view_as_real(gradient.detach()) if gradient.is_complex() else gradient.detach()
+    wide = real.to(torch.float64, copy=True)
     return float(wide.square_().sum())  # in place: a second copy would be the update's largest temporary
 
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from runner.memory.apply.kept_operators import KeptOutputs
-from runner.memory.apply.recompute import BufferSnapshot, ChangedBuffers
 from runner.memory.apply.surroundings import Surroundings
 from runner.memory.solve.values import GraphProgram, Rerun
+from runner.model.buffers import BufferSnapshot, ChangedBuffers
 from runner.model.layers import Part, StageModule
 
 __all__ = ["MicroBatch", "install_graph", "run_graphs", "tensors_in"]
@@ -213,7 +213,7 @@ class MicroBatch:
     def _place(self, layer: _Layer) -> None:
         """Let slots that lie in tensors between layers refer to these, which are kept or dropped by themselves."""
         for at, slot in enumerate(layer.slots):
-            if isinstance(slot, Tensor) and slot.untyped_storage() in self._numbers:
+            if isinstance(slot, Tensor) and self._is_numbered(slot):
                 place = self._place_of(slot)
                 if self._dtypes[place.number] == slot.dtype:
                     layer.slots[at] = place
@@ -289,10 +289,13 @@ class MicroBatch:
         return self._tensors[place.number].as_strided(place.size, place.stride, place.offset)
 
     def _pack(self, layer: _Layer, tensor: Tensor) -> int:
-        is_between = layer.kept is not None and tensor.untyped_storage() in self._numbers
+        is_between = layer.kept is not None and self._is_numbered(tensor)
         held: _Slot = _held(tensor) if layer.keeps_graph else None
         layer.slots.append(self._place_of(tensor) if is_between and not layer.keeps_graph else held)
         return len(layer.slots) - 1
+
+    def _is_numbered(self, tensor: Tensor) -> bool:
+        return tensor.layout is torch.strided and tensor.untyped_storage() in self._numbers
 
     def _unpack(self, layer: _Layer, slot: int) -> Tensor:
         self.reach(layer.index)

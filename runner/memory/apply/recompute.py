@@ -10,81 +10,24 @@ State that is neither a buffer nor a random generator must not change in a forwa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from runner.memory.solve.save_ops import SaveChoice
+from runner.model.buffers import BufferSnapshot, ChangedBuffers
 from runner.profiling.saved_scan import operator_name
 
-__all__ = ["BufferSnapshot", "ChangedBuffers", "Recompute"]
-
-_Place = tuple[nn.Module, str]
+__all__ = ["Recompute"]
 
 _running_again: ContextVar[bool] = ContextVar("running_again", default=False)
 """Whether a part is run again. Parts inside are then run again from what they kept in the first run."""
-
-
-class ChangedBuffers:
-    """Copies the buffers of some layers before a forward that will be run again.
-
-    Args:
-        layers: the modules whose buffers are copied.
-    """
-
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        modules = dict.fromkeys(module for layer in layers for module in layer.modules())
-        self._places: list[_Place] = [(module, name) for module in modules for name in module._buffers]
-
-    def snapshot(self) -> BufferSnapshot:
-        """Copy the buffers as they are now."""
-        return BufferSnapshot(self._places)
-
-
-class BufferSnapshot:
-    """Copies of buffers; true if it still holds any, after ``forget_unchanged`` if the forward has changed some."""
-
-    def __init__(self, places: Sequence[_Place]) -> None:
-        pairs = [(place, place[0]._buffers[place[1]]) for place in places]
-        self._held = {place: buffer.clone() for place, buffer in pairs if buffer is not None}
-        self._versions = {place: buffer._version for place, buffer in pairs if buffer is not None}
-
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    def forget_unchanged(self) -> None:
-        """Drop the copies of buffers that the forward did not change; call it after the forward."""
-        for place, version in self._versions.items():
-            buffer = place[0]._buffers[place[1]]
-            if buffer is not None and buffer._version == version and _is_same(buffer, self._held[place]):
-                del self._held[place]
-
-    @contextlib.contextmanager
-    def restored(self, *, fresh: bool = False) -> Iterator[None]:
-        """Give modules the copies as their buffers, which they may change, until the context ends.
-
-        Args:
-            fresh: give them copies of the copies, so that this can be done again.
-        """
-        own = {place: place[0]._buffers[place[1]] for place in self._held}
-        for (module, name), value in self._held.items():
-            module._buffers[name] = value.clone() if fresh else value
-        try:
-            yield
-        finally:
-            for (module, name), buffer in own.items():
-                module._buffers[name] = buffer
-
-
-def _is_same(buffer: Tensor, before: Tensor) -> bool:
-    """Whether a buffer is unchanged; its version does not tell, as batch norm's kernels change buffers without it."""
-    return not buffer.is_floating_point() or torch.equal(buffer, before)
 
 
 class Recompute:

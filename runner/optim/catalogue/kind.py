@@ -58,6 +58,7 @@ class OptimizerKind:
         elementwise: whether the update of an element depends only on that element's gradients, so that flat
             partitions may cut weights anywhere.
         by_weight: whether its states belong to single weights, so that replicas may shard them weight by weight.
+        takes_complex: whether it updates weights of complex numbers as torch's optimizers do.
         place: where its states and its update may be: only on the device, only in the host's memory, or in either.
         compresses: whether replicas, at some steps, exchange one bit per element of the momentum instead of gradients.
         motion: how it moves weights, for predictions of them; None: its states do not say.
@@ -92,6 +93,7 @@ class OptimizerKind:
     imports: tuple[str, ...] = ()
     elementwise: bool = False
     by_weight: bool = False
+    takes_complex: bool = False
     place: Literal["device", "host", "either"] = "either"
     compresses: bool = False
     motion: Motion | None = None

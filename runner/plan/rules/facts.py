@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
+from runner.profile import OddWeight
 from runner.schedule.traits import ScheduleTraits
 
-__all__ = ["OrderFacts", "RequestFacts"]
+__all__ = ["OrderFacts", "RequestFacts", "is_complex"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,44 @@ class OrderFacts:
         order: properties of the schedule.
         num_layers: number of layers of the model.
         statistics: names of its layers with running statistics.
+        odd_weights: its weights that are complex, have no elements or were not made in fp32.
+        shared_buffers: names of buffers that a forward changes and that several layers use.
     """
 
     config: RunConfig
     order: ScheduleTraits
     num_layers: int
     statistics: tuple[str, ...] = ()
+    odd_weights: tuple[OddWeight, ...] = ()
+    shared_buffers: tuple[str, ...] = ()
+
+    @property
+    def complex_weight(self) -> str | None:
+        """The first trained weight of complex numbers."""
+        return next((each.name for each in self.odd_weights if each.trained and is_complex(each)), None)
+
+    @property
+    def empty_weight(self) -> str | None:
+        """The first weight without elements."""
+        return next((each.name for each in self.odd_weights if not each.num_parameters), None)
+
+    @property
+    def other_weight(self) -> OddWeight | None:
+        """The first trained weight that was made with real numbers of another format than fp32."""
+        made_otherwise = (each for each in self.odd_weights if each.dtype != "float32")
+        return next((each for each in made_otherwise if each.trained and not is_complex(each)), None)
+
+    @property
+    def frozen_weight(self) -> OddWeight | None:
+        """The first weight that is not trained and was not made in fp32."""
+        return next((each for each in self.odd_weights if not each.trained and each.dtype != "float32"), None)
+
+    @property
+    def shared_buffer(self) -> str | None:
+        """The first of ``shared_buffers``."""
+        return self.shared_buffers[0] if self.shared_buffers else None
+
+
+def is_complex(weight: OddWeight) -> bool:
+    """Whether a weight has complex numbers."""
+    return weight.dtype.startswith("complex")

@@ -28,7 +28,9 @@ from runner.plan.rules.schedule import (
     TWINS,
     WAVES,
 )
+from runner.plan.rules.tensors import TENSOR_TABLES
 from runner.plan.rules.zero import SHARING_TABLES
+from runner.profile import OddWeight
 from runner.schedule.traits import traits_of
 from runner.schedule.values import Schedule
 
@@ -78,6 +80,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     COMPRESSION,
     TWINS,
     POST_VALIDATION,
+    *TENSOR_TABLES,
 )
 """The tables that are checked, in this order, if the schedule itself has no problem."""
 
@@ -115,6 +118,8 @@ def plan_problems(
     world_size: int | None = None,
     layer_names: Sequence[str] = (),
     statistics: Sequence[str] = (),
+    odd_weights: Sequence[OddWeight] = (),
+    shared_buffers: Sequence[str] = (),
 ) -> list[Problem]:
     """Check the rules that need a schedule or a topology; other rules belong to the configuration.
 
@@ -124,23 +129,31 @@ def plan_problems(
         world_size: number of ranks that were started already (torchrun, srun); None if the runner starts them.
         layer_names: the names of the layers; without them, layer names in the request are not checked.
         statistics: the names of layers with running statistics.
+        odd_weights, shared_buffers: see :class:`runner.profile.ModelProfile`.
     """
     facts = RequestFacts(config, tuple(layer_names), world_size)
     problems = list(SCHEDULE.problems(facts))
     if not problems and not is_chosen_by_plan(config):
-        problems += order_problems(config, executed_schedule(config), num_layers, statistics)
+        schedule = executed_schedule(config)
+        problems += order_problems(config, schedule, num_layers, statistics, odd_weights, shared_buffers)
     return [*problems, *(problem for table in PLACE_TABLES for problem in table.problems(facts))]
 
 
 def order_problems(
-    config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str] = ()
+    config: RunConfig,
+    schedule: Schedule,
+    num_layers: int,
+    statistics: Sequence[str] = (),
+    odd_weights: Sequence[OddWeight] = (),
+    shared_buffers: Sequence[str] = (),
 ) -> list[Problem]:
     """Problems of the request with a schedule.
 
     Args:
         config: the request.
         schedule: the schedule that is planned for it.
-        num_layers, statistics: see :func:`plan_problems`.
+        num_layers, statistics, odd_weights, shared_buffers: see :func:`plan_problems`.
     """
-    facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics))
+    tensors = tuple(odd_weights), tuple(shared_buffers)
+    facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics), *tensors)
     return [problem for table in ORDER_TABLES for problem in table.problems(facts)]

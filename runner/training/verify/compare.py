@@ -150,7 +150,7 @@ class _State:
         if own.shape != expected.shape:
             self._differs(step, quantity, parameter)
             return
-        distance = (own.double() - expected.double()).abs()
+        distance = (_wide(own) - _wide(expected)).abs()
         self.largest[quantity] = max(self.largest[quantity], float(distance.nan_to_num(torch.inf).max()))
         if self.promise == "bitwise" or not self._within(quantity, parameter, distance, expected, peak):
             self._differs(step, quantity, parameter)
@@ -167,6 +167,10 @@ class _State:
         """Keep the difference of the first step; within a step, a parameter tells more than the loss."""
         if self.first is None or (self.first.step == step and self.first.parameter is None):
             self.first = Difference(step, quantity, parameter)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 def _losses(run_dir: Path) -> list[float]:

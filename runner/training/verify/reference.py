@@ -23,11 +23,12 @@ from runner.engine.update.loss_scale import LossScale
 from runner.engine.window import StepBatch, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors
+from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, load_datasets, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import StageModule, build_stage
 from runner.model.load import load_model
-from runner.model.precision import autocast_of, dtype_of, to_precision
+from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_process
 from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
@@ -57,7 +58,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
     loaded = load_model(config, cut=False, filled=True)
-    model = build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device, dtype=dtype)
+    model = cast_module(build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device), dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     precision = PRECISIONS[config.precision.name]
     scale = LossScale(loss_scaling(config))
@@ -112,18 +113,16 @@ class _ReplicaBuffers:
     """The buffers of one model, kept separately for each replica."""
 
     def __init__(self, model: StageModule, replicas: int) -> None:
-        self._buffers = list(model.buffers())
-        self._kept = [[buffer.clone() for buffer in self._buffers] for _ in range(replicas)]
+        self._changed = ChangedBuffers([model])
+        self._kept = [self._changed.snapshot() for _ in range(replicas)]
         self._in_use = 0
 
-    @torch.no_grad()
     def use(self, replica: int) -> None:
         """Put the buffers of another replica into the model, and save the present ones."""
         if replica == self._in_use:
             return
-        for buffer, old, new in zip(self._buffers, self._kept[self._in_use], self._kept[replica], strict=True):
-            old.copy_(buffer)
-            buffer.copy_(new)
+        self._kept[self._in_use] = self._changed.snapshot()
+        self._kept[replica].put_back()
         self._in_use = replica
 
 
@@ -251,7 +250,7 @@ def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[P
 def _clip(trained: Sequence[Parameter], most: float) -> None:
     """Clip by the global norm: the exact sum of per-parameter squares in float64."""
     gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    norm = math.sqrt(math.fsum(float(gradient.double().pow(2).sum()) for gradient in gradients))
+    norm = math.sqrt(math.fsum(float(gradient.abs().double().pow(2).sum()) for gradient in gradients))
     factor = min(1.0, most / (norm + 1e-6))
     if factor < 1.0:
         for gradient in gradients:

@@ -39,6 +39,7 @@ ADAMW = OptimizerKind(
     decoupled=True,
     elementwise=True,
     by_weight=True,
+    takes_complex=True,
     classes=("torch.optim.adamw.AdamW",),
     motion=ADAM_MOTION,
 )
@@ -53,6 +54,7 @@ ADAM = OptimizerKind(
     reads=BETAS,
     elementwise=True,
     by_weight=True,
+    takes_complex=True,
     classes=("torch.optim.adam.Adam",),
     motion=ADAM_MOTION,
 )

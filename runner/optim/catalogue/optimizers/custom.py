@@ -49,6 +49,7 @@ CUSTOM = OptimizerKind(
     remarks="whole tensors are assumed, so not with `zero.stage` 1 to 3",
     make=_make,
     values=None,
+    takes_complex=True,
     reads=("target", "kwargs"),
     rules=(_RULES,),
 )

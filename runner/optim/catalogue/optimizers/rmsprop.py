@@ -37,6 +37,7 @@ RMSPROP = OptimizerKind(
     reads=("eps",),
     decoupled=False,
     elementwise=True,
+    takes_complex=True,
     classes=("torch.optim.rmsprop.RMSprop",),
     motion=Motion(family="rmsprop", keys=("square_avg", LAST_GRADIENT), direction=_direction, needs_gradient=True),
 )

@@ -49,6 +49,7 @@ SGD = OptimizerKind(
     decoupled=False,
     elementwise=True,
     by_weight=True,
+    takes_complex=True,
     classes=("torch.optim.sgd.SGD",),
     motion=_MOTION,
 )

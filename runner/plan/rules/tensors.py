@@ -1,0 +1,117 @@
+"""Rules between a request and weights or buffers that not every option can handle; they name the tensor."""
+
+from __future__ import annotations
+
+from runner.config.precision import PRECISIONS
+from runner.config.rules.table import Row, Table, value_at
+from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
+from runner.plan.prediction import kind_asked
+from runner.plan.rules.facts import OrderFacts
+
+__all__ = ["TENSOR_TABLES"]
+
+_TAKE_COMPLEX = tuple(name for name, kind in OPTIMIZERS.items() if kind.takes_complex)
+_FORMATS = {"bfloat16": "precision=bf16", "float16": "precision=fp16"}
+
+
+def _trains_in_fp32(facts: OrderFacts) -> bool:
+    return PRECISIONS[facts.config.precision.name].weights == "float32"
+
+
+def _default(path: str, needed: object, why: str) -> Row[OrderFacts]:
+    """The rule that a key has its default value with a complex weight."""
+    shown = "null" if needed is None else str(needed)
+    return Row(
+        path,
+        lambda f: value_at(f, path) != needed,
+        f"must be {shown} with a weight of complex numbers, {{complex_weight}}",
+        why,
+        fix=f"{path.removesuffix('.name')}={shown}",
+    )
+
+
+_COMPLEX: Table[OrderFacts] = Table(
+    "Trained weights of complex numbers",
+    (
+        Row(
+            "precision.name",
+            lambda f: not _trains_in_fp32(f) or PRECISIONS[f.config.precision.name].four_bits,
+            "must be fp32, bf16_mixed or fp16_mixed with a weight of complex numbers, {complex_weight}",
+            "There are no complex numbers of fewer bits that could be trained",
+            fix="precision=fp32",
+        ),
+        Row(
+            "optimizer.name",
+            lambda f: (kind := find_optimizer(f.config.optimizer)) is None or not kind.takes_complex,
+            f"must be one of {', '.join(_TAKE_COMPLEX)} with a weight of complex numbers, {{complex_weight}}",
+            "Others would compute with its real part, or as if its parts were one number",
+            fix="optimizer=adamw",
+        ),
+        _default("trainer.grad_clip_value", None, "Complex numbers have no order by which they could be clipped"),
+        _default("zero.stage", None, "DeepSpeed puts all weights into one flat tensor of real numbers"),
+        _default("compression.name", "none", "Compressors compute with real numbers"),
+        _default("approximate_backward.name", "none", "Its formulas are those of real numbers"),
+        Row(
+            "weight_prediction",
+            lambda f: kind_asked(f.config, f.order.name) is not None,
+            "must be none with a weight of complex numbers, {complex_weight}",
+            "Its formulas are those of real numbers",
+            fix="weight_prediction=none",
+            value=lambda f: f.config.weight_prediction.name,
+        ),
+    ),
+    applies=lambda f: f.complex_weight is not None,
+)
+
+
+def _format(facts: OrderFacts) -> str:
+    """The override that trains weights in the format in which they were made."""
+    made = facts.other_weight.dtype if facts.other_weight is not None else ""
+    return _FORMATS.get(made, "float() of the model in its function")
+
+
+_OTHER: Table[OrderFacts] = Table(
+    "Trained weights of another format",
+    (
+        Row(
+            "precision.name",
+            lambda f: True,
+            "must be the format of the weights, and {other_weight.name} is {other_weight.dtype}",
+            "The model's function made it so, and trained in fp32 it would become another model without a word",
+            fix=_format,
+        ),
+    ),
+    applies=lambda f: f.other_weight is not None and _trains_in_fp32(f),
+)
+
+_FROZEN: Table[OrderFacts] = Table(
+    "Frozen weights of another format",
+    (
+        Row(
+            "zero.stage",
+            lambda f: f.config.zero.stage is not None,
+            "must be null with a weight of another format, {frozen_weight.name} of {frozen_weight.dtype}",
+            "DeepSpeed takes weights of the run's format alone, also if they are not trained",
+            "deepspeed/runtime/engine.py: __check_params",
+            "zero=none",
+        ),
+    ),
+    applies=lambda f: f.frozen_weight is not None and _trains_in_fp32(f),
+)
+
+_SHARED: Table[OrderFacts] = Table(
+    "Buffers of several layers that a forward changes",
+    (
+        Row(
+            "parallelism.pipeline",
+            lambda f: f.config.parallelism.pipeline > 1,
+            "must be 1, because a forward changes {shared_buffer}",
+            "Several layers use it, and stages in different processes would have one each",
+            fix="parallelism.pipeline=1",
+        ),
+    ),
+    applies=lambda f: f.shared_buffer is not None,
+)
+
+TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _SHARED)
+"""The tables of this file."""

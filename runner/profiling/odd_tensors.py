@@ -1,0 +1,56 @@
+"""Notes the weights and buffers of a model that not every option can handle, while its layers are profiled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from runner.model.layers import LayerSource
+from runner.model.odd_tensors import changing_memory
+from runner.profile import OddWeight
+
+__all__ = ["OddTensors"]
+
+
+class OddTensors:
+    """Sees every layer before it is converted, and again after its forward.
+
+    Attributes:
+        weights: the weights that are complex, have no elements or were not made in fp32.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[OddWeight] = []
+        self._seen: set[int] = set()
+        self._before: dict[int, tuple[int, int]] = {}
+        self._changed: set[int] = set()
+        self._users: dict[int, set[int]] = defaultdict(set)  # memory of a buffer: the layers that use it
+        self._names: dict[int, str] = {}
+
+    def see(self, source: LayerSource, module: nn.Module) -> None:
+        """Note a layer as its function makes it."""
+        for name, parameter in module.named_parameters():
+            plain = parameter.dtype is torch.float32 and parameter.numel()
+            if not plain and id(parameter) not in self._seen:
+                self._seen.add(id(parameter))
+                dtype = str(parameter.dtype).removeprefix("torch.")
+                full = source.full_name(name)
+                self.weights.append(OddWeight(full, dtype, parameter.numel(), parameter.requires_grad))
+        for name, buffer in module.named_buffers():
+            (memory,) = changing_memory({name: buffer}.values())
+            self._users[memory].add(source.index)
+            self._names.setdefault(memory, source.full_name(name))
+        self._before = changing_memory(module.buffers())
+
+    def changed(self, module: nn.Module) -> None:
+        """Note which buffers the forward of the layer that was seen last has changed."""
+        after = changing_memory(module.buffers())
+        self._changed |= {memory for memory, state in self._before.items() if after.get(memory) != state}
+
+    def shared_buffers(self) -> tuple[str, ...]:
+        """The first names of buffers that a forward changes and that other layers use, too."""
+        return tuple(
+            name for memory, name in self._names.items() if memory in self._changed and len(self._users[memory]) > 1
+        )
