@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from runner.memory.solve.save_ops import OPERATORS
 from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.dense_parts import num_bytes_of
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
@@ -116,7 +117,7 @@ def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return {
         "num_parameters": sum(parameter.numel() for parameter in parameters),
-        "weight_bytes": num_bytes(parameters) + num_bytes(buffers),
+        "weight_bytes": num_bytes(parameters) + num_bytes_of(buffers),
         "gradient_bytes": num_bytes(trained),
         "largest_parameter_bytes": max(map(num_bytes, trained), default=0),
         "trained_shapes": tuple(tuple(parameter.shape) for parameter in trained),

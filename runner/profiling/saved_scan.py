@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from runner.memory.solve.save_ops import CONVOLUTIONS, OPERATORS, SaveChoice
 from runner.model.boundary import flatten
+from runner.model.dense_parts import dense_parts
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import Recomputation
 
@@ -116,15 +117,16 @@ def scan_forward(
     scanner = _Scanner()
     scan = ForwardScan(given=[scanner.number(leaf) for leaf in flatten(value)[0]])
     inputs = set(scan.given)
-    known = inputs | {scanner.number(state) for state in states}
+    known = inputs | {scanner.number(state) for state in dense_parts(states)}
 
     def drop(tensor: Tensor) -> None:
-        storage = scanner.number(tensor)
-        scan.saves_input |= storage in inputs
-        scan.kept.add(storage)
         scan.needed = len(scanner.operators)
-        if storage not in known:
-            scan.saved[storage] = tensor.untyped_storage().nbytes()
+        for part in dense_parts([tensor]):
+            storage = scanner.number(part)
+            scan.saves_input |= storage in inputs
+            scan.kept.add(storage)
+            if storage not in known:
+                scan.saved[storage] = part.untyped_storage().nbytes()
 
     base = tracker.live
     tracker.reset_peak()
@@ -169,7 +171,7 @@ class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             found |= {self.number(tensor) for tensor in given if tensor.layout is torch.strided}
         result = func(*args, **kwargs)
         if name in self._names:
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            made = list(dense_parts(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
             count = flop_registry.get(getattr(func, "_overloadpacket", None))
             flops = float(count(*args, **kwargs, out_val=result)) if count is not None else 0.0
             outputs = {self.number(tensor): tensor.untyped_storage().nbytes() for tensor in made}

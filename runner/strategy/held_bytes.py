@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
 from runner.engine.works.watch import watch_of
+from runner.model.dense_parts import dense_parts
 from runner.optim.states.delayed import DELAYED
 from runner.optim.states.master import MasterWeights
 from runner.strategy.compressed import compressing
@@ -91,9 +92,7 @@ def _shard(parameter: Any) -> Tensor | None:
 def _new_bytes(tensors: Iterable[Any], seen: set[int]) -> int:
     """Bytes of the storages that are not in ``seen`` yet; adds them to ``seen``."""
     total = 0
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            continue
+    for tensor in dense_parts(each for each in tensors if isinstance(each, Tensor)):
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())

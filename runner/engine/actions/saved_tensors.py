@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runner.model.dense_parts import dense_parts
+
 __all__ = ["Stash"]
 
 
@@ -42,14 +44,14 @@ class Stash:
     """
 
     def __init__(self, stays: Iterable[Tensor]) -> None:
-        self._stays = {_memory_of(tensor) for tensor in stays}
+        self._stays = {_memory_of(tensor) for tensor in dense_parts(stays)}
         self._slots: list[_Slot] = []
         self._places: list[_Place] = []
         self._boundary: list[tuple[Tensor, _Place]] = []
 
     def pack(self, tensor: Tensor) -> _Slot:
         slot = _Slot(tensor.detach())
-        if _memory_of(tensor) not in self._stays:
+        if tensor.layout is torch.strided and _memory_of(tensor) not in self._stays:  # what is sparse stays
             self._slots.append(slot)
         return slot
 

@@ -15,6 +15,7 @@ from runner.engine.engine import Engine
 from runner.engine.window import StepBatch
 from runner.memory.apply.weight_swap import is_at_home
 from runner.model.boundary import flatten
+from runner.model.dense_parts import dense_parts
 from runner.model.live_tracker import LiveTracker
 
 __all__ = ["TRACKED_STEPS", "MemoryMeter"]
@@ -119,6 +120,10 @@ def _not_compiled() -> contextlib.AbstractContextManager[None]:
 def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
     """Bytes of parameters, buffers and flat gradients, which are alive from before the first step to the end."""
     own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
-    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more) if not is_at_home(t)}
+    held = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in dense_parts((*own, *more))
+        if not is_at_home(t)
+    }
     gradients = sum(each.num_bytes - each.num_bytes_at_home for each in engine.all_gradients)
     return sum(held.values()) + gradients

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runner.memory.apply.graph_run import MicroBatch, run_graphs, tensors_in
 from runner.memory.solve.by_size import LayerBytes, PlansBySize, Shapes, SizedProgram
 from runner.memory.solve.values import GraphProgram
+from runner.model.dense_parts import dense_parts
 from runner.model.layers import StageModule
 
 __all__ = ["install_by_size"]
@@ -48,7 +49,7 @@ class _Measured(MicroBatch):
     def forward(self, index: int, run: Any, value: Any, modules: Sequence[nn.Module], *, seeded: bool) -> Any:
         """See :class:`MicroBatch`."""
         states = (state for module in modules for state in (*module.parameters(), *module.buffers()))
-        self._alive = weakref.WeakSet(tensor.untyped_storage() for tensor in (*states, *tensors_in(value)))
+        self._alive = weakref.WeakSet(tensor.untyped_storage() for tensor in dense_parts((*states, *tensors_in(value))))
         self._counted, self._inner = weakref.WeakSet(), 0
         output = super().forward(index, run, value, modules, seeded=seeded)
         made: dict[int, int] = {}
@@ -62,8 +63,9 @@ class _Measured(MicroBatch):
         return output
 
     def _pack(self, layer: Any, tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        if storage not in self._alive and storage not in self._counted:
-            self._counted.add(storage)
-            self._inner += storage.nbytes()
+        for part in dense_parts([tensor]):
+            storage = part.untyped_storage()
+            if storage not in self._alive and storage not in self._counted:
+                self._counted.add(storage)
+                self._inner += storage.nbytes()
         return super()._pack(layer, tensor)

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from runner.model.dense_parts import dense_parts
+
 __all__ = ["InPlaceError", "Operator", "Place", "Recorder", "Value"]
 
 _FLOPS_PER_BYTE = 16.0  # so many FLOPs take as long as to read or write one byte
@@ -160,7 +162,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def __init__(self, buffers: Iterable[Tensor], made: Callable[[Value], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made = made
-        self._buffers = weakref.WeakSet(buffer.untyped_storage() for buffer in buffers)
+        self._buffers = weakref.WeakSet(buffer.untyped_storage() for buffer in dense_parts(buffers))
         self._values: weakref.WeakKeyDictionary[Any, Value] = weakref.WeakKeyDictionary()
 
     def place_of(self, tensor: Tensor) -> Place | None:
