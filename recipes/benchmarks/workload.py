@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from runner.model.layers import layers_of
 from runner.zoo.data import random_tokens
 from runner.zoo.gpt import build
-from runner.zoo.losses import cross_entropy
 
 __all__ = ["Batch", "GptSize", "cross_entropy", "gpt_batches", "gpt_layers", "make_adamw"]
 
@@ -34,6 +34,11 @@ class GptSize:
 
     def kwargs(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over all tokens in fp32 nats; output [samples, tokens, classes]."""
+    return functional.cross_entropy(output.flatten(0, -2).float(), target.flatten())
 
 
 def gpt_layers(size: GptSize, seed: int) -> list[nn.Module]:

@@ -320,7 +320,7 @@ class TrainerConfig:
     val_every: int | None = None  # steps between validations; null = only at the end
     grad_clip_norm: float | None = None  # largest norm over all gradients; null = no clipping
     grad_clip_value: float | None = None  # largest absolute value of a gradient's element; null = no clipping
-    on_nonfinite: str = "stop"  # if the loss or a gradient is NaN or infinite: stop, or skip the step
+    on_nonfinite: str = "stop"  # if a loss or gradient is NaN or infinite, or nothing counts: stop, or skip
     freeze: list[str] = field(default_factory=list)  # patterns of weights that are not trained, e.g. 'embed*'
     ema_decay: float | None = None  # average of weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between entries of the loggers

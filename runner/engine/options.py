@@ -25,8 +25,9 @@ class EngineOptions:
         clip_value: largest element of a gradient, or None.
         autocast: format of the forwards' matrix products, or None.
         scaling: settings of loss scaling, or None.
-        skip_nonfinite: whether a step whose loss or gradients are not finite is skipped, on every rank, instead of
-            ending the run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
+        skip_nonfinite: whether a step whose loss or gradients are not finite, or in which nothing counts, is skipped,
+            on every rank, instead of ending the run. With ``scaling``, overflows are skipped anyway until the scale is
+            at its minimum.
         compile: whether the layers are compiled.
         compile_share: the share of activations that compiled layers keep; None = torch's own choice.
         post_validation: whether ranks update without waiting for each other; see
@@ -70,13 +71,13 @@ class FinishedStep:
     """The result of one optimizer step, the same on every rank.
 
     Args:
-        loss: mean over the step's samples (Σ sum / Σ weight).
+        loss: mean over the step's samples (Σ sum / Σ weight); NaN if nothing counts.
         grad_norm: global norm before clipping; None if nothing clips, and with post-validation, which knows it only a
             step later.
         stop: whether some rank asked to stop after this step; all ranks learn it with the same step.
         save: whether some rank asked to save after this step; likewise.
-        skipped: whether the loss or a gradient was not finite, so that the weights are those of the step before;
-            with post-validation, :class:`TakenBack` reports gradients.
+        skipped: whether the loss or a gradient was not finite, or nothing counted, so that the weights are those of the
+            step before; with post-validation, :class:`TakenBack` reports gradients.
         loss_scale: the factor by which this step's loss was scaled; None if losses are not scaled.
     """
 

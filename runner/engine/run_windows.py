@@ -20,7 +20,7 @@ from runner.engine.open_window import WindowOpener
 from runner.engine.options import EngineOptions
 from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
-from runner.engine.update.stage_update import NotFiniteError
+from runner.engine.update.stage_update import NotFiniteError, NothingCountsError
 from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
 from runner.model.buffers import BufferSnapshot, ChangedBuffers
@@ -162,6 +162,11 @@ class WindowRunner:
 
     def _say_where(self, error: NotFiniteError) -> RunFailedError:
         """The error that ends the run at a step that is not finite; it says where the first such value was made."""
+        if isinstance(error, NothingCountsError):
+            # Where windows overlap, stages are updated one by one, and no step can be skipped.
+            advice = "" if self._stream.overlap else "; trainer.on_nonfinite=skip goes on without its update"
+            step = error.window.step + 1
+            return RunFailedError(f"step {step}: {error.what}{advice}; the weights are those of the step before")
         found = self._find_nonfinite(error.window)
         where = "; every layer was finite when the step ran again"
         if found is not None:

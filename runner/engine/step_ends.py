@@ -126,8 +126,7 @@ class StepEnds:
         """Run STEP of a stage; stages that are updated together wait for the last of them.
 
         Raises:
-            RunFailedError: no sample of the step has a weight.
-            NotFiniteError: the step is neither finite nor to be skipped.
+            NotFiniteError: the step is not finite, or nothing in it counts, and it is not to be skipped.
         """
         (update,) = (each for each in self._updates if stage in each.stages)
         window.waits_for_step.discard(stage)

@@ -1,6 +1,12 @@
-"""Losses, computed in fp32: means over samples, or over those tokens that are to be learned."""
+"""Losses, computed in fp32, as ``(sum, weight)``: the weight counts what the mean over a whole batch divides by.
+
+So every token, element or class weight counts the same, however a batch is cut into micro-batches and replicas, and a
+micro-batch in which nothing counts is no 0 / 0.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,25 +15,52 @@ from torch.nn import functional
 __all__ = ["cross_entropy", "mse", "token_cross_entropy"]
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over all tokens of the cross-entropy in nats; output [..., classes], target [...] of class ids."""
-    return functional.cross_entropy(output.flatten(0, -2).float(), target.flatten())
+def cross_entropy(
+    output: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropy in nats, and what torch's mean divides it by.
+
+    The weight is the number of targets that count or, with class weights, the sum of their classes' weights; of
+    probabilities it is the number of rows.
+
+    Args:
+        output: logits [..., classes].
+        target: ids of classes [...], or probabilities of classes [..., classes].
+        ignore_index: targets that do not count.
+        label_smoothing: the share of a target that is spread over all classes, from 0 to 1.
+        class_weights: one for each class; None: all are 1.
+    """
+    logits = output.flatten(0, -2).float()
+    weights = None if class_weights is None else torch.tensor(class_weights, device=logits.device)
+    if target.is_floating_point():
+        probabilities = target.flatten(0, -2).float()
+        total = functional.cross_entropy(
+            logits, probabilities, weights, reduction="sum", label_smoothing=label_smoothing
+        )
+        return total, torch.tensor(len(logits))
+    flat = target.flatten()
+    total = functional.cross_entropy(
+        logits, flat, weights, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+    )
+    counts = flat != ignore_index
+    return total, torch.count_nonzero(counts) if weights is None else weights[flat[counts]].sum()
 
 
-def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Mean of the squared differences over all elements."""
-    return functional.mse_loss(output.float(), target.float())
+def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the squared differences, and the number of elements."""
+    squares = functional.mse_loss(output.float(), target.float(), reduction="none")
+    return squares.sum(), torch.tensor(squares.numel())
 
 
 def token_cross_entropy(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over tokens of the cross-entropy in nats, and the number of tokens; targets of -100 do not count.
 
-    So every token has the same weight, however tokens are put into rows, micro-batches and replicas.
-
     Args:
         output: logits [..., classes].
         target: ids [...].
     """
-    flat = target.flatten()
-    losses = functional.cross_entropy(output.flatten(0, -2).float(), flat, ignore_index=-100, reduction="sum")
-    return losses, torch.count_nonzero(flat != -100)
+    return cross_entropy(output, target)

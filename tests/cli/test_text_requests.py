@@ -49,7 +49,7 @@ def no_tokenizer(folder: Path) -> list[str]:
 
 
 def wrong_loss(folder: Path) -> list[str]:
-    return words("text.jsonl", folder, "loss=cross_entropy")
+    return words("text.jsonl", folder, "loss=mse")
 
 
 def wrong_argument(folder: Path) -> list[str]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from runner.zoo import data, gpt, losses, mlp
 
@@ -75,15 +77,49 @@ def test_random_regression_can_be_learned() -> None:
     train, val = data.random_regression(samples=400, val_samples=50, inputs=4, outputs=2, seed=1)
     (features, targets), (val_features, val_targets) = train.tensors, val.tensors
     solution = torch.linalg.lstsq(features, targets).solution
-    linear = losses.mse(val_features @ solution, val_targets)
+    total, count = losses.mse(val_features @ solution, val_targets)
+    linear = total / count
     assert linear < 0.5 * val_targets.var()
 
 
 def test_losses_by_hand() -> None:
     output = torch.tensor([[[0.0, 0.0], [math.log(3.0), 0.0]]])
     target = torch.tensor([[1, 0]])
-    by_hand = (math.log(2.0) + math.log(4.0 / 3.0)) / 2
-    assert losses.cross_entropy(output, target).item() == pytest.approx(by_hand, abs=1e-6)
-    assert losses.mse(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0])).item() == 2.5
-    half = losses.cross_entropy(output.bfloat16(), target)
+    total, count = losses.cross_entropy(output, target)
+    assert total.item() == pytest.approx(math.log(2.0) + math.log(4.0 / 3.0), abs=1e-6)
+    assert count.item() == 2
+    squares, elements = losses.mse(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]))
+    assert (squares.item(), elements.item()) == (5.0, 2)
+    half, _ = losses.cross_entropy(output.bfloat16(), target)
     assert half.dtype == torch.float32
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.0, 0.1]])
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_the_weight_is_what_torch_divides_by(smoothing: float, weights: list[float] | None, ignored: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    output = torch.randn(5, 6, 4, generator=generator)
+    target = torch.randint(0, 4, (5, 6), generator=generator)
+    target[2, :3] = ignored
+    options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": smoothing}
+    total, weight = losses.cross_entropy(output, target, class_weights=weights, **options)
+    of_classes = None if weights is None else torch.tensor(weights)
+    expected = functional.cross_entropy(output.flatten(0, 1), target.flatten(), of_classes, **options)
+    torch.testing.assert_close(total / weight, expected)
+
+
+def test_targets_may_be_probabilities() -> None:
+    generator = torch.Generator().manual_seed(4)
+    output, target = torch.randn(5, 4, generator=generator), torch.rand(5, 4, generator=generator).softmax(-1)
+    total, weight = losses.cross_entropy(output, target)
+    torch.testing.assert_close(total / weight, functional.cross_entropy(output, target))
+
+
+def test_a_part_in_which_nothing_counts_adds_nothing() -> None:
+    output = torch.randn(3, 4, requires_grad=True)
+    total, weight = losses.cross_entropy(output, torch.full((3,), -100))
+    total.backward()  # type: ignore[no-untyped-call]  # the library's
+    assert (total.item(), weight.item()) == (0.0, 0)
+    assert output.grad is not None
+    assert not output.grad.any()

@@ -200,8 +200,8 @@ _DATA: Table[RunConfig] = Table(
         *optional_target("data.collate"),
         Row(
             "loss",
-            lambda c: c.loss.name not in ("auto", "custom", c.data.goes_with["loss"]),
-            "must be the loss that goes with data={data.name}, auto or custom",
+            lambda c: c.loss.name not in ("auto", "custom", "cross_entropy", c.data.goes_with["loss"]),
+            "must be the loss that goes with data={data.name}, cross_entropy, auto or custom",
             "Targets that do not count are marked in it, and the weight of a micro-batch is the number of the others",
             fix=lambda c: f"loss={c.data.goes_with['loss']}",
             when=lambda c: "loss" in c.data.goes_with,

@@ -24,8 +24,9 @@ class LossScaling:
         growth_factor: factor by which the scale grows.
         backoff_factor: factor by which the scale shrinks at an overflow.
         minimum_scale: smallest scale; the scale is not the cause of an overflow that happens there.
-        samples: number of samples of a step, over all replicas. Losses are sums over samples. The sum is multiplied by
-            ``scale / 2**floor(log2(samples))``, so that the scale does not depend on the size of the batch.
+        samples: number of samples of a step, over all replicas. Losses are sums, of which the first step is multiplied
+            by ``scale / 2**floor(log2(samples))`` and later ones with the weight of the first step in place of the
+            samples. So the scale is one of the mean, and does not depend on the size of the batch.
     """
 
     initial_scale: float = 65536.0
@@ -43,7 +44,8 @@ class LossScale:
         self._scaling = scaling
         self.value = scaling.initial_scale if scaling is not None else 1.0
         self._good_steps = 0
-        self._divisor = 2.0 ** math.floor(math.log2(max(1, scaling.samples))) if scaling is not None else 1.0
+        self._divisor = _power_of_two(scaling.samples) if scaling is not None else 1.0
+        self._is_weighed = False
 
     @property
     def is_dynamic(self) -> bool:
@@ -51,8 +53,13 @@ class LossScale:
 
     @property
     def of_sum(self) -> float:
-        """The factor by which the loss, a sum over samples, is multiplied before its backward."""
+        """The factor by which the loss, a sum, is multiplied before its backward."""
         return self.value / self._divisor
+
+    def weigh(self, weight: float) -> None:
+        """Note what the loss of a step is divided by; the first step decides, for instance by its number of tokens."""
+        if self._scaling is not None and not self._is_weighed:
+            self._divisor, self._is_weighed = _power_of_two(weight), True
 
     def succeeded(self) -> None:
         """Note that a step's gradients were finite."""
@@ -73,7 +80,16 @@ class LossScale:
 
     def state_dict(self) -> dict[str, Any]:
         """The values that a resumed run needs to continue with the same scale."""
-        return {"value": self.value, "good_steps": self._good_steps}
+        weighed = {"divisor": self._divisor} if self._is_weighed else {}
+        return {"value": self.value, "good_steps": self._good_steps, **weighed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self._good_steps = float(state["value"]), int(state["good_steps"])
+        self._is_weighed = "divisor" in state
+        if self._is_weighed:
+            self._divisor = float(state["divisor"])
+
+
+def _power_of_two(number: float) -> float:
+    """The largest power of two that is not above a number, and 1 at least."""
+    return 2.0 ** math.floor(math.log2(max(1.0, number)))

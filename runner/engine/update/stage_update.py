@@ -12,6 +12,7 @@ know of their gradients in one asynchronous all-gather instead of a chain of mes
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.update.update import Update, Verdict
 from runner.engine.window import Window
-from runner.errors import RunFailedError
 
-__all__ = ["AroundStep", "Backup", "NotFiniteError", "StageUpdate"]
+__all__ = ["AroundStep", "Backup", "NotFiniteError", "NothingCountsError", "StageUpdate"]
+
+logger = logging.getLogger(__name__)
 
 
 class Backup(Protocol):
@@ -65,6 +67,10 @@ class NotFiniteError(Exception):
         super().__init__(what)
         self.window = window
         self.what = what
+
+
+class NothingCountsError(NotFiniteError):
+    """Raised if the losses of a step have no weight at all, so that they have no mean, and it must not be skipped."""
 
 
 @dataclass
@@ -112,14 +118,12 @@ class StageUpdate:
             timeline: the time of waiting and of the update is added to it.
 
         Raises:
-            RunFailedError: the sum of the samples' weights is not above 0.
-            NotFiniteError: the step is not finite and must not be skipped.
+            NotFiniteError: the step is not finite, or nothing in it counts, and it must not be skipped.
         """
         start = timeline.moment()
         total, weight = window.loss.tolist()
-        if weight <= 0:
-            what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
-            raise RunFailedError(f"step {window.step + 1}: {what}; the model's weights are those of the step before")
+        if weight == 0.0:
+            return self._pass_over(window)
         scale = self.update.scale.value if self.update.scale.is_dynamic else None
         loss_is_finite = math.isfinite(total) and math.isfinite(weight)
         if loss_is_finite:
@@ -135,9 +139,20 @@ class StageUpdate:
         timeline.add("waited_at_step", start, agreed)
         timeline.add("optimizer", agreed)
         skipped = not verdict.finite and not speculative
+        self.update.scale.weigh(weight)
         norm = self.update.norm_of(verdict)
         stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
         return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale)
+
+    def _pass_over(self, window: Window) -> FinishedStep:
+        """Skip a step in which nothing counts. Every rank knows the weight of the step, so that they need not ask."""
+        self.update.close()
+        if not self._options.skip_nonfinite:
+            raise NothingCountsError(window, "nothing in it counts, because the weights of its losses add up to 0")
+        logger.info("step %d is skipped: nothing in it counts", window.step + 1)
+        stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
+        scale = self.update.scale.value if self.update.scale.is_dynamic else None
+        return FinishedStep(window.step, math.nan, None, stop, save, skipped=True, loss_scale=scale)
 
     def settle(self, timeline: Timeline, begun: Callable[[], None] | None = None) -> bool:
         """Wait for the verdict on the last step, and take the step back if the verdict demands it.

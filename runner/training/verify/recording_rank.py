@@ -50,6 +50,8 @@ class _Recorder(Callback):
         if trainer.global_step in self._steps:
             strategy = trainer.strategy
             assert isinstance(strategy, EngineStrategy)
+            if strategy.last_step is not None and strategy.last_step.skipped:
+                self._gradients = {}  # those of a step before: none were applied
             with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
                 write_tensors(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)

@@ -89,21 +89,26 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             total, weight = _accumulate(
                 config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, fills, versions
             )
-            finite = _all_finite(total, trained)
+            counts = weight != 0.0
+            finite = counts and _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum / pipelines)
-            gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in recorded}
+            is_kept = finite and step + 1 in recorded
+            gradients = {name: value.clone() for name, value in gradients_of(model).items()} if is_kept else {}
             fills.end()
             if finite:
                 seed_generators(mix_seed(config.seed, step, "update"))
                 versions.step()
                 scale.succeeded()
-            elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
-                raise RunFailedError(f"step {step + 1}: the loss or a gradient is not finite")
+            elif not (counts and scale.overflowed()) and config.trainer.on_nonfinite == "stop":
+                what = "the loss or a gradient is not finite" if counts else "nothing in it counts"
+                raise RunFailedError(f"step {step + 1}: {what}")
+            if counts:
+                scale.weigh(weight)
             versions.stepped()
             if scheduler is not None:
                 scheduler.step()
-            log.write(step=step + 1, loss=total / weight, seconds=0.0)
+            log.write(step=step + 1, loss=total / weight if counts else math.nan, seconds=0.0)
             if step + 1 in recorded:
                 write_tensors(run_dir, step + 1, 0, gradients, weights_of(model))
     RunRecord.load(run_dir).replace(status="ok").save(run_dir)
