@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
@@ -22,6 +22,7 @@ __all__ = [
     "Collate",
     "Datasets",
     "LossFunction",
+    "checked_weight",
     "collated",
     "example_batch",
     "first_sample",
@@ -243,15 +244,65 @@ def loss_sum(loss: Any, num_samples: int) -> tuple[Tensor, Tensor | float]:
     Raises:
         RequestError: the value is neither a scalar nor a pair of a scalar and a weight.
     """
-    if isinstance(loss, tuple) and len(loss) == 2:
-        total, weight = loss
-    else:
-        total, weight = loss, None
-    if not isinstance(total, Tensor) or total.numel() != 1:
-        shown = f"shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
-        rule = "must return a scalar mean over its samples, or (sum, weight)"
-        raise RequestError([Problem("loss.target", shown, rule, fix="loss=cross_entropy")])
+    total, weight = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not isinstance(total, Tensor) or total.numel() != 1 or total.is_complex():
+        raise RequestError([_no_scalar(loss, total, num_samples)])
     total = total.reshape(())
     if weight is None:
         return total * num_samples, float(num_samples)
-    return total, weight.detach() if isinstance(weight, torch.Tensor) else float(weight)
+    return total, _counted(weight)
+
+
+_RETURNS = "must return a scalar mean over its samples, or (sum, weight)"
+
+
+def _no_scalar(loss: Any, total: Any, num_samples: int) -> Problem:
+    """What is wrong with a return value that has no scalar sum, with what would be right in its place."""
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        why = f"It has a value for each of {num_samples} samples" if len(loss) == num_samples else "It has many values"
+        return Problem("loss.target", f"shape {tuple(loss.shape)}", _RETURNS, why, "return loss.mean()")
+    if isinstance(loss, Mapping):
+        key = "loss" if "loss" in loss else next(iter(loss), "loss")
+        why = f"It returned a dict with {', '.join(map(str, loss)) or 'nothing'}"
+        return Problem("loss.target", type(loss).__name__, _RETURNS, why, f'return made["{key}"]')
+    if isinstance(loss, tuple | list) and len(loss) > 1 and not (isinstance(loss, tuple) and len(loss) == 2):
+        why = f"It returned {len(loss)} values; terms are added up to one"
+        return Problem("loss.target", type(loss).__name__, _RETURNS, why, "return the sum of the terms")
+    shown = f"shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
+    if isinstance(total, Tensor) and total.is_complex():
+        shown = str(total.dtype).removeprefix("torch.")
+    return Problem("loss.target", shown, _RETURNS, fix="loss=cross_entropy")
+
+
+def _counted(weight: Any) -> Tensor | float:
+    """The weight of a pair as a scalar without a gradient.
+
+    Raises:
+        RequestError: it is none: it requires a gradient as the terms of a loss do, or is no number.
+    """
+    rule = "must return (sum, weight) with a weight that counts what the sum is over"
+    if isinstance(weight, Tensor):
+        if weight.requires_grad:
+            why = "the second value requires a gradient, as a term of the loss does: terms are added up to one"
+            raise RequestError([Problem("loss.target", "a pair", rule, why, "return first + second")])
+        if weight.numel() != 1 or weight.is_complex():
+            why = f"the second value has the shape {tuple(weight.shape)}" if weight.numel() != 1 else "it is complex"
+            raise RequestError([Problem("loss.target", "a pair", rule, why, "return total, weight.sum()")])
+        return weight.detach().reshape(())
+    try:
+        return float(weight)
+    except (TypeError, ValueError):
+        why = f"the second value is a {type(weight).__name__}"
+        raise RequestError([Problem("loss.target", "a pair", rule, why, "return total, count")]) from None
+
+
+def checked_weight(weight: float) -> float:
+    """``weight`` if it can be one: it is finite and not below 0.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    if not 0.0 <= weight < math.inf:
+        rule = "must return (sum, weight) with a weight that is finite and not below 0"
+        raise RequestError([Problem("loss.target", f"weight {weight:g}", rule, "What does not count has the weight 0")])
+    return weight

@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.optim import LBFGS, Optimizer
 
 from runner.config.precision import PRECISIONS
@@ -30,6 +32,7 @@ __all__ = [
     "optimizers_in",
     "own_output",
     "scalar_loss",
+    "weight_of",
     "with_one_optimizer",
 ]
 
@@ -170,6 +173,9 @@ def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
 class OwnStep:
     """``training_step`` as a layer: takes ``(input, target)`` of a micro-batch, returns its mean loss.
 
+    Where the step returns a dict with a ``weight`` beside its ``loss``, which says what the mean is over, the layer
+    returns ``(sum, weight)``.
+
     Args:
         module: the LightningModule.
 
@@ -186,7 +192,7 @@ class OwnStep:
         self._step = module.training_step  # the user's own method, even if a run replaces it on the module
         self._is_numbered = len(inspect.signature(self._step).parameters) > 1
 
-    def __call__(self, batch: tuple[Any, Any]) -> Tensor:
+    def __call__(self, batch: tuple[Any, Any]) -> Tensor | tuple[Tensor, Tensor]:
         number, self.batch_idx = self.batch_idx, self.batch_idx + 1
         with self.around(num_samples(batch[0])):
             made = self._step(batch, number) if self._is_numbered else self._step(batch)
@@ -196,7 +202,8 @@ class OwnStep:
             rule = "must return its loss from training_step, a scalar mean over its samples, or a dict with it as loss"
             why = f"It returned {'None' if made is None else shown}"
             raise RequestError([Problem("model.target", type(self._module).__name__, rule, why)])
-        return loss
+        weight = weight_of(made)
+        return loss if weight is None else _summed(loss, weight)
 
     @contextmanager
     def _muted(self, samples: int) -> Iterator[None]:
@@ -211,6 +218,19 @@ def scalar_loss(made: Any) -> Tensor | None:
     """The loss in the return value of a step: a scalar, or ``loss`` in a dict; None if there is none."""
     loss = made.get("loss") if isinstance(made, Mapping) else made
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def weight_of(made: Any) -> Tensor | None:
+    """What the mean loss in the return value of a step is over: ``weight`` in a dict; None if there is none."""
+    weight = made.get("weight") if isinstance(made, Mapping) else None
+    return weight if weight is None else torch.as_tensor(weight).detach()
+
+
+def _summed(loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of which a loss is the mean; of nothing, it is 0 and not NaN."""
+    if detect_fake_mode() is None and not weight.any():
+        return torch.zeros_like(loss).requires_grad_(loss.requires_grad), weight
+    return loss * weight, weight
 
 
 def with_one_optimizer(made: Any, target: str) -> Any:
@@ -241,8 +261,8 @@ def optimizers_in(made: Any) -> Iterator[Optimizer]:
             yield from optimizers_in(each)
 
 
-def loss_of_step(output: Tensor, target: Any) -> Tensor:
-    """The loss function of a model whose only layer returns the loss."""
+def loss_of_step(output: Any, target: Any) -> Any:
+    """The loss function of a model whose only layer returns the loss, or ``(sum, weight)``."""
     return output
 
 

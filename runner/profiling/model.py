@@ -54,6 +54,7 @@ from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
 from runner.profiling.timing import can_be_timed, with_measured_seconds
+from runner.profiling.try_loss import try_loss
 
 __all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "trace_of"]
 
@@ -90,6 +91,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         profile = _on_real_tensors(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
     raise_problems(_without_trains(config))
+    try_loss(config, profile)
     if not any(row.gradient_bytes for row in profile.layers):
         raise RequestError([_nothing_trained(config, profile)])
     states, master = _state_ratios(config, dtype_of(config.precision.name))

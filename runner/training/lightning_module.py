@@ -16,7 +16,7 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch, join_microbatches, split_microbatches
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
-from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, with_one_optimizer
+from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, weight_of, with_one_optimizer
 from runner.model.load import LoadedModel
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
@@ -160,7 +160,9 @@ class _Bound:
             made = self._own_validation_step(*arguments)
         loss = scalar_loss(made)
         if PREFIX + LOSS not in self._logged.names and loss is not None:
-            self._sums.add(LOSS, float(loss) * batch.samples, batch.samples)
+            counted = weight_of(made)
+            weight = float(batch.samples if counted is None else counted)
+            self._sums.add(LOSS, float(loss) * weight if weight else 0.0, weight)
         for name, pair in self._measured(batch):
             self._sums.add(name, *pair)
         return made

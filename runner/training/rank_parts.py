@@ -22,6 +22,7 @@ from runner.model.epochs import in_steps
 from runner.model.lightning_module import own_output
 from runner.model.load import LoadedModel, load_model
 from runner.model.logged_names import not_called_notes
+from runner.model.loss_trial import Tried
 from runner.model.metrics import load_metrics
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.seeds import seeded
@@ -30,6 +31,7 @@ from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile, read_profile
+from runner.profiling.try_loss import tried_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero.strategy import ZeroEngineStrategy
@@ -48,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankParts:
-    """What a rank trains: the plan, and its part of the model and of the data (training, validation).
+    """What a rank trains: the plan, its part of the model and of the data (training, validation), and its loss.
 
     The request's ``trainer.max_steps`` are those of its epochs, if it has any.
     """
@@ -59,6 +61,7 @@ class RankParts:
     strategy: EngineStrategy
     module: Any  # TrainedModule and LightningModule
     loaders: tuple[Any, Any | None]
+    loss: Tried
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     validate = validate and (model.module is None or validates(model.module, model.step))
     raise_problems(_metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
-    return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders)
+    return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders, tried_of(config, model))
 
 
 def load_evaluation_parts(

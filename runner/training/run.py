@@ -58,6 +58,7 @@ from runner.training.rank_parts import RankParts, load_parts
 from runner.training.resume import History, Progress, read_progress
 from runner.training.stop_signals import StopSignals
 from runner.training.trainer import make_trainer
+from runner.training.try_loss import try_loss_on_ranks
 from runner.training.users_callbacks import EndTogether, build_callbacks, monitor_problems
 from runner.training.watchdog import Watchdog
 
@@ -110,7 +111,9 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     def predict(trainer: pl.Trainer) -> None:
         if config.metrics and loaders[1] is not None:
             module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
-        plans.append(_predict(strategy, config, parts.profile, run_dir, first_batch(loaders[0])))
+        first = first_batch(loaders[0])
+        try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
+        plans.append(_predict(strategy, config, parts.profile, run_dir, first))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)

@@ -16,7 +16,7 @@ from runner.engine.window import Window
 from runner.engine.works.work import NOTHING, Place, Works
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.buffers import ChangedBuffers
-from runner.model.data import LossFunction, loss_sum
+from runner.model.data import LossFunction, checked_weight, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
 from runner.model.metrics import Metric
 from runner.model.precision import to_precision
@@ -203,7 +203,7 @@ class Compute:
             self._measure(place, output, window.targets[place.number])
         if counts and not place.is_stand_in:
             window.loss[0] += total.detach().double().cpu()
-            window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
+            window.loss[1] += checked_weight(float(weight))
         if place.is_stand_in:
             return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale

@@ -1,0 +1,176 @@
+"""Tries the loss of a request on the first samples of its data, with the model's own output, before a run exists.
+
+See :mod:`runner.model.loss_trial` for what is compared. Only a model that is small enough to run here is tried here;
+the ranks try the others (:mod:`runner.training.try_loss`), on the weights that they train.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RunnerError, raise_problems
+from runner.model.boundary import flatten, map_tensors
+from runner.model.data import Datasets, collated, load_datasets
+from runner.model.device import device_is_here, device_type
+from runner.model.load import LoadedModel, load_model
+from runner.model.loss_trial import Tried, trial_problems
+from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.seeds import seed_generators, seeded
+from runner.profile import ModelProfile
+from runner.targets import import_target
+
+__all__ = ["counts_alike", "is_tried_here", "num_parts", "tried_of", "try_loss"]
+
+logger = logging.getLogger(__name__)
+
+_OWN = "runner."
+_MOST_SAMPLES = 32
+_MOST_FLOPS = 1e11  # of all forwards; about a second on two CPU cores
+_MOST_BYTES = 1 << 30
+_FORWARDS = 24  # of a model that computes its loss itself
+
+
+def counts_alike(config: RunConfig) -> bool:
+    """Whether the loss is the runner's own, which is known to be the same for every cut of a batch."""
+    return config.loss.name != "auto" and config.loss.target.startswith(_OWN)
+
+
+def num_parts(config: RunConfig) -> int:
+    """The number of micro-batches of a step over all replicas, none of which is empty."""
+    parts = config.schedule.computed_microbatches * config.parallelism.data
+    return min(parts, config.data.batch_size)
+
+
+def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
+    """Whether the loss is tried by the command; else the ranks try it."""
+    if getattr(import_target("data.target", config.data.target), "spec", None) is not None or not device_is_here(
+        config
+    ):
+        return False  # data that is not there yet, or a device
+    flops = sum(layer.forward_flops for layer in profile.layers) / max(1, profile.samples)
+    weights = sum(layer.weight_bytes for layer in profile.layers)
+    largest = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)
+    return flops * 2 * _FORWARDS <= _MOST_FLOPS and weights + 2 * largest <= _MOST_BYTES
+
+
+def try_loss(config: RunConfig, profile: ModelProfile) -> None:
+    """Try the loss of a request, if its model can run here.
+
+    Raises:
+        RequestError: the parts of a batch do not give together what the whole batch gives, or the loss does not meet
+            its contract.
+    """
+    if counts_alike(config) or not is_tried_here(config, profile):
+        return
+    with seeded(config.seed, "try the loss"):
+        try:
+            found = list(_problems(config, profile))
+        except RunnerError:
+            raise
+        except Exception as error:  # a user's model may do in training alone what it is made for
+            logger.info("the loss was not tried on parts of a batch: %s: %s", type(error).__name__, error)
+            return
+    raise_problems(found[:1])
+
+
+def tried_of(config: RunConfig, model: LoadedModel) -> Tried:
+    """How problems name the loss of a model."""
+    if model.step is not None:
+        kind = type(model.module).__name__
+        returns = f'return {{"loss": loss, "weight": count}} from {kind}.training_step'
+        rule = "must return a mean over samples, or beside it the weight that it is over"
+        return Tried(None, "model.target", f"{config.model.target} ({kind}.training_step)", returns, rule)
+    if model.module is not None and callable(getattr(model.module, "loss", None)):
+        kind = type(model.module).__name__
+        return Tried(
+            model.loss, "model.target", f"{config.model.target} ({kind}.loss)", f"return (sum, weight) from {kind}.loss"
+        )
+    return Tried(model.loss, "loss.target", config.loss.target)
+
+
+def _problems(config: RunConfig, profile: ModelProfile) -> Iterator[Problem]:
+    device = torch.device(device_type(config))
+    for samples in _samples(config, profile):
+        model = load_model(config, cut=False)
+        if model.module is None and config.loss.target.startswith(_OWN):
+            return  # loss=auto
+        inputs, targets = (map_tensors(lambda tensor: tensor.to(device), part) for part in samples)
+        count = len(flatten(inputs)[0][0])
+        modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
+        evaluate = _evaluation(config, model, modules, inputs, targets, count)
+        yield from trial_problems(tried_of(config, model), evaluate, count, num_parts(config))
+
+
+def _evaluation(
+    config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], inputs: Any, targets: Any, samples: int
+) -> Evaluate:
+    """The loss of a part of the samples: of rows of the output where it has samples, else of a run of the model."""
+    run = _runner(config, model, modules)
+    if model.step is None:
+        output = run(inputs, targets)
+        if has_samples(output, samples):
+            weights = [weight for module in modules for weight in module.parameters()]
+            return of_output(model.loss, output, targets, known=weights if config.parallelism.pipeline == 1 else ())
+    for module in modules:
+        module.eval()  # batch norms and dropout would give every part another loss
+    first = next(tensor for tensor in flatten(inputs)[0])
+    known = {id(weight) for module in modules for weight in module.parameters()}
+
+    def evaluate(rows: Sequence[int]) -> Value:
+        index = torch.tensor(list(rows), device=first.device)
+        given, wanted = (map_tensors(lambda tensor: tensor[index], part) for part in (inputs, targets))
+        output = to_precision(run(given, wanted), torch.float32)
+        return value_of(model.loss(output, wanted), len(rows), known=known)
+
+    return evaluate
+
+
+def _runner(config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module]) -> Callable[[Any, Any], Any]:
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+
+    def run(inputs: Any, targets: Any) -> Any:
+        value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
+        device = flatten(inputs)[0][0].device.type
+        with torch.set_grad_enabled(model.step is not None):  # a step may differentiate itself
+            for source, module in zip(model.layers, modules, strict=True):
+                value = autocasting(source.calling(module), device, autocast)(value)
+        return value
+
+    return run
+
+
+def _samples(config: RunConfig, profile: ModelProfile) -> Iterator[tuple[Any, Any]]:
+    """The first samples of the data and, if they can be chosen, as many that are spread over all of it."""
+    datasets = load_datasets(config.data, config.seed)
+    per_sample = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)
+    count = max(1, min(_MOST_SAMPLES, config.data.batch_size, int(_MOST_BYTES // max(1.0, per_sample))))
+    if datasets.streams:
+        first = list(islice(iter(datasets.train), count))
+        if first:
+            yield collated(first, datasets.collate)
+        return
+    length = len(datasets.train)
+    count = min(count, length)
+    yield _batch(config, datasets, range(count))
+    if length >= 2 * count:
+        try:
+            spread = _batch(config, datasets, [number * length // count for number in range(count)])
+        except Exception:  # a broken sample is told where the run meets it
+            return
+        yield spread
+
+
+def _batch(config: RunConfig, datasets: Datasets, numbers: Sequence[int]) -> tuple[Any, Any]:
+    samples = []
+    for number in numbers:
+        seed_generators(config.seed + number)
+        samples.append(datasets.train[number])
+    return collated(samples, datasets.collate)
