@@ -27,6 +27,7 @@ import torch
 
 from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
 from runner.checkpoint.parts import check_parts, read_parts
+from runner.checkpoint.plain import given_back
 from runner.config.rules.sections import may_be_called
 from runner.errors import Problem, RunFailedError, raise_problems
 from runner.files import sync_directory
@@ -192,7 +193,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are read, and what is
     :func:`admitted`. Anything else in the file is refused before it is constructed, so that an untrusted file runs no
-    code.
+    code. Values of the kinds of :mod:`runner.checkpoint.kinds` are made of plain ones.
 
     Raises:
         PickledError: the file holds something else.
@@ -202,7 +203,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
         raise CheckpointError("it holds no state_dict and global_step of a training run")
-    return content
+    return given_back(content)
 
 
 def _read_file(path: Path) -> Any:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runner.checkpoint.durable import CheckpointError, durably
 
-__all__ = ["check_parts", "has_parts", "read_parts", "write_part"]
+__all__ = ["check_parts", "encoded", "has_parts", "read_parts", "write_part"]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 _CONTENT, _SUM = "content", "sha256"
@@ -45,10 +45,19 @@ def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: in
         RunFailedError: the file system refuses, or there is another kind of value.
     """
     with durably(directory / f"rank-{rank}-of-{ranks}.safetensors") as temporary:
-        tensors: dict[str, Tensor] = {}
-        plain = json.dumps(_encoded(content, "", tensors))
+        plain, tensors = encoded(content)
         found = _sum_of(plain, tensors, lambda name: [tensors[name].reshape(-1).view(torch.uint8).numpy()])
         save_file(tensors, temporary, {_CONTENT: plain, _SUM: found})
+
+
+def encoded(content: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    """The plain values of a part as JSON, and its tensors by name.
+
+    Raises:
+        CheckpointError: there is another kind of value.
+    """
+    tensors: dict[str, Tensor] = {}
+    return json.dumps(_encoded(content, "", tensors)), tensors
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
@@ -161,8 +170,8 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             return {_TUPLE: [_encoded(one, f"{path}/{number}", tensors) for number, one in enumerate(value)]}
         case list():
             return [_encoded(one, f"{path}/{number}", tensors) for number, one in enumerate(value)]
-        case dict() if all(isinstance(key, str | int) for key in value):
-            pairs = [[key, _encoded(one, f"{path}/{key}" if path else key, tensors)] for key, one in value.items()]
+        case dict() if all(isinstance(key, str | int | float | None) for key in value):
+            pairs = [[key, _encoded(one, f"{path}/{key}" if path else str(key), tensors)] for key, one in value.items()]
             return {_DICT: pairs}
         case None | bool() | int() | float() | str():
             return value

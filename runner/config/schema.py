@@ -345,6 +345,7 @@ class CheckpointConfig:
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
     timeout_seconds: float = 3600.0  # a save that takes longer ends the run
     asynchronous: bool = False  # every rank writes its own part during training, from a copy in memory
+    try_first: bool = True  # a save is made in memory before the first step; false = what cannot be saved is left out
     allow_pickle: list[str] = field(default_factory=list)  # classes that a file may construct, as package.module:name
 
 

@@ -6,6 +6,7 @@ weights and states among them, each tensor as a whole, so that any layout finds 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.checkpoint.file import read_checkpoint, write_checkpoint
+from runner.checkpoint.plain import MISSING, Lost, Plain, as_plain
 from runner.checkpoint.state import (
     gather_optimizer_state,
     load_buffers,
@@ -48,12 +50,16 @@ _REDUCERS = "reducer_states"
 
 Value = TypeVar("Value")
 
+logger = logging.getLogger(__name__)
+
 
 class NamedCheckpointStrategy(CollectiveStrategy):
     """Gathers the engine's stages on rank 0 or leaves each rank its part, and loads each rank's part again."""
 
     engine: Engine | None
     _write_part: Callable[[dict[str, Any]], None] | None = None
+    _write: Callable[[Plain, Path], None] | None = None
+    _lost: tuple[Lost, ...] = ()
 
     @property
     @abstractmethod
@@ -76,6 +82,15 @@ class NamedCheckpointStrategy(CollectiveStrategy):
             yield
         finally:
             self._write_part = None
+
+    @contextmanager
+    def written_by(self, write: Callable[[Plain, Path], None]) -> Iterator[None]:
+        """Within the block, rank 0 hands checkpoints in one file to ``write`` instead of writing them."""
+        self._write = write
+        try:
+            yield
+        finally:
+            self._write = None
 
     def saved_parts(self, own: Value) -> list[Value] | None:
         """In parts, a list of this rank's value; else every rank's value on rank 0, and None on other ranks."""
@@ -152,14 +167,40 @@ class NamedCheckpointStrategy(CollectiveStrategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Rank 0 writes the file atomically; every rank must call it."""
+        """Rank 0 writes the file atomically; every rank must call it.
+
+        What no file can hold is left out, named in the log and in the file; the rest is saved.
+        """
         buffers, versions = self._replica_buffers(), self._older_versions()
+        if self._lost:
+            checkpoint[MISSING] = {one.place: one.why for one in self._lost}
         content = checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {})
         content |= {_OLDER_VERSIONS: versions} if versions else {}
         if self._write_part is not None:
-            self._write_part(_own_tensors(content))
+            found = as_plain(content, in_parts=True)
+            self._lost += found.lost
+            self._write_part(_own_tensors(found.content))
         elif self.is_global_zero:
-            write_checkpoint(content, Path(filepath))
+            found = as_plain(content)
+            self._lost += found.lost
+            if self._write is not None:
+                self._write(found, Path(filepath))
+            else:
+                write_checkpoint(found.content, Path(filepath))
+                self._tell_lost()
+
+    def lose(self, lost: Lost) -> None:
+        """Note what the next checkpoint will be without."""
+        self._lost += (lost,)
+
+    def take_lost(self) -> tuple[Lost, ...]:
+        """What the last checkpoint is without, since the last call."""
+        lost, self._lost = self._lost, ()
+        return lost
+
+    def _tell_lost(self) -> None:
+        for one in self.take_lost():
+            logger.warning("the checkpoint is without %s: %s", one.place, one.why)
 
     def _older_versions(self) -> dict[int, dict[str, Tensor]]:
         """The weights besides the newest that later steps read: by version, then by global name, on rank 0.

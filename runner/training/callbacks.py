@@ -135,7 +135,7 @@ class StepClock(Callback):
         """
         step, row = self._row
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by another class of Lightning
-        if step != trainer.global_step or step % every:
+        if not row or step != trainer.global_step or step % every:
             return
         # Lightning keeps what it logs in the format of tensors.
         rounded = {name: torch.tensor(value, dtype=torch.get_default_dtype()).item() for name, value in row.items()}

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,28 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers, set_aside
+from runner.checkpoint.file import (
+    checkpoint_files,
+    checkpoint_name,
+    remove_checkpoint,
+    remove_leftovers,
+    set_aside,
+    write_checkpoint,
+)
 from runner.checkpoint.parts import write_part
+from runner.checkpoint.plain import Plain
 from runner.config.schema import CheckpointConfig
 from runner.engine.update.stage_update import NotFiniteError
+from runner.errors import RunFailedError
 from runner.optim.states.settings import settings_of
 from runner.strategy.checkpoints_by_name import num_bytes
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.background import Background
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
+from runner.training.saved_state import check_states, guarded_hooks, try_save
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "SaveFirst"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +57,12 @@ class Checkpoints(Callback):
         follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
         saved: called after each save.
         val_losses: ``[step, value]`` pairs of the run so far.
+        target: the function that makes the model.
+
+    Attributes:
+        failed: why the state after the last step could not be saved; None if it was, or if that is to come.
+        is_over: whether all ranks have taken the run's last step and saved, or tried to.
+        missing: what checkpoints are without, because it could not be saved: why, by place.
     """
 
     def __init__(
@@ -60,7 +76,11 @@ class Checkpoints(Callback):
         follows_config: bool,
         saved: Callable[[], None],
         val_losses: Callable[[], Iterable[Sequence[float]]],
+        target: str | None,
     ) -> None:
+        self.failed: RunFailedError | None = None
+        self.is_over = False
+        self.missing: dict[str, str] = {}
         self._directory = directory
         self._config = config
         self._validates = validates
@@ -69,12 +89,16 @@ class Checkpoints(Callback):
         self._follows_config = follows_config
         self._saved = saved
         self._val_losses = val_losses
+        self._target = target
+        self._has_tried = not config.try_first
+        self._is_first = config.try_first
+        self._ends = False
         self._start = resumed.step if resumed is not None else 0
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
         self._by_time: set[int] = set()  # steps of checkpoints that were due by time or by a failure alone
         self._saved_at = time.monotonic()
         self._is_asked = False
-        self._background = _Background()
+        self._background = Background()
         self._copied = 0  # bytes of the largest copy so far
         self._requested: list[list[dict[str, Any]]] = []  # settings of the optimizers before a checkpoint is loaded
 
@@ -113,8 +137,20 @@ class Checkpoints(Callback):
                 follow_config(trainer, self._requested)
             set_random_state(self._resumed.random_of(trainer.global_rank))
 
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """Try a save before the first step, when all hooks at the start of the training have been called."""
+        if not self._has_tried:
+            self._has_tried = True
+            path = self._directory / checkpoint_name(trainer.global_step)
+            with _strategy(trainer).patient(self._config.timeout_seconds):
+                try_save(trainer, self._config, self._target, path)
+            self._saved()
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._background.check()
+        if self._is_first:
+            self._is_first = False
+            check_states(trainer, self._target)
         if not self._validates(trainer.global_step):
             self._save_if_due(trainer)
         self._look_at_clock(trainer)
@@ -140,28 +176,49 @@ class Checkpoints(Callback):
             engine.request_save()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._save(trainer)
+        self._save_last(trainer)
+
+    def steps_end(self) -> None:
+        """Note that all ranks have left the loop over steps: whatever happens now on this rank, they save."""
+        self._ends = True
+
+    def _save_last(self, trainer: pl.Trainer) -> None:
+        """Save the state after the last step; if that fails, go on, so that at least the weights are written."""
+        try:
+            self._save(trainer)
+            if self._config.asynchronous:
+                self._background.wait()
+        except RunFailedError as error:
+            logger.error("%s", error)
+            self.failed = error
         if self._config.asynchronous:
             with _strategy(trainer).patient(self._config.timeout_seconds):
-                self._wait_for_all_ranks(trainer)
-            self._remove_old(trainer)
+                is_whole = trainer.strategy.reduce_boolean_decision(self.failed is None, all=True)
+            if is_whole:
+                self._remove_old(trainer)
+        self.is_over = True
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def save_after_failure(self, trainer: pl.Trainer, exception: BaseException) -> None:
         """Save the steps before one that has failed, if their state is whole.
 
-        It is where the rank is alone, and where all ranks end at the same step because it is not finite. Elsewhere the
-        other ranks are at some action of theirs, and would not take part.
+        It is where the rank is alone, where all ranks end at the same step because it is not finite, and where they
+        have left the loop over steps. Elsewhere the other ranks are at some action of theirs, and would not take part.
         """
         step = trainer.global_step
-        if not isinstance(exception, Exception) or step in self._files or step <= self._start:
-            return
-        if not self._directory.parent.is_dir():  # it was removed, and must not come back with a checkpoint alone
-            return
+        if not isinstance(exception, Exception) or self.is_over or not self._directory.parent.is_dir():
+            return  # a directory that was removed must not come back with a checkpoint alone
         try:
-            if _strategy(trainer).give_up_step(together=isinstance(exception.__cause__, NotFiniteError)):
+            if self._ends:
+                self._save_last(trainer)
+            elif step in self._files or step <= self._start:
+                return
+            elif _strategy(trainer).give_up_step(together=isinstance(exception.__cause__, NotFiniteError)):
                 self._by_time.add(step)
                 self._save(trainer)
                 self._background.wait()
+            else:
+                return
+            if self.failed is None:
                 logger.warning("saved after step %d, the last before the failure", step)
         except Exception as error:  # what ended the run must be told, not what came of it
             logger.warning("step %d could not be saved after the failure: %s", step, error)
@@ -187,15 +244,39 @@ class Checkpoints(Callback):
             self._start_saving(trainer, path)
             self._files[step] = path
         else:
-            trainer.save_checkpoint(path, weights_only=False)
+            self._write_whole(trainer, path)
             self._files[step] = path
             self._remove_old(trainer)
+
+    def _write_whole(self, trainer: pl.Trainer, path: Path) -> None:
+        """Save in one file; if rank 0 cannot write it, it raises when the other ranks have ended the save, too."""
+        failed: list[RunFailedError] = []
+
+        def write(found: Plain, path: Path) -> None:
+            try:
+                write_checkpoint(found.content, path)
+            except RunFailedError as error:
+                failed.append(error)
+
+        with _strategy(trainer).written_by(write):
+            self._dump(trainer, path)
+        if failed:
+            raise failed[0]
+
+    def _dump(self, trainer: pl.Trainer, path: Path) -> None:
+        strategy = _strategy(trainer)
+        with guarded_hooks(trainer, strategy.lose):
+            trainer.save_checkpoint(path, weights_only=False)
+        for lost in strategy.take_lost():
+            if lost.place not in self.missing:
+                logger.warning("step %d is saved without %s: %s", trainer.global_step, lost.place, lost.why)
+            self.missing[lost.place] = lost.why
 
     def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
         """Copy what is to be saved, and write it in a thread while the run continues."""
         strategy = _strategy(trainer)
         with strategy.in_parts(partial(self._start_writing, strategy, path)):
-            trainer.save_checkpoint(path, weights_only=False)
+            self._dump(trainer, path)
 
     def _start_writing(self, strategy: EngineStrategy, path: Path, content: _Content) -> None:
         copied = num_bytes([content.get("state_dict"), content.get("optimizer_states")])
@@ -230,22 +311,21 @@ def _strategy(trainer: pl.Trainer) -> EngineStrategy:
     return trainer.strategy
 
 
-class _Background:
-    """Runs one write at a time in a thread."""
+class SaveFirst(Callback):
+    """Lets :class:`Checkpoints` save before the callbacks of users that fail after the last step, or at a failure.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+    Place it before them; :class:`Checkpoints` itself saves when they have seen a step.
+    """
 
-    def start(self, write: Callable[[], None]) -> None:
-        self._writing = self._pool.submit(write)
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
 
-    def check(self) -> None:
-        """Raise the error of a write that has failed."""
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.should_stop or trainer.global_step >= trainer.max_steps:
+            self._checkpoints.steps_end()
 
-    def wait(self) -> None:
-        """Wait until the write has ended, and raise its error."""
-        if self._writing is not None:
-            self._writing.result()
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._checkpoints.steps_end()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._checkpoints.save_after_failure(trainer, exception)

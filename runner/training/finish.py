@@ -53,12 +53,19 @@ def finish(
     average: WeightAveraging | None = None,
     *,
     stopped: bool = False,
+    failed: Exception | None = None,
 ) -> None:
     """Finish the run; every rank calls this after the last step, and rank 0 writes.
 
     Args:
         stopped: whether a signal stopped the run before its last step.
+        failed: an error after the last step, with which the run ends when everything is written.
+
+    Raises:
+        RunFailedError: weights or the last checkpoint could not be written.
+        Exception: ``failed``.
     """
+    failed = failed or checkpoints.failed
     strategy = trainer.strategy
     assert isinstance(strategy, EngineStrategy)
     with strategy.patient(config.checkpoint.timeout_seconds):
@@ -66,6 +73,8 @@ def finish(
         weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
         averages = average.whole(strategy) if average is not None else {}
     if gathered is None:
+        if failed is not None:
+            raise failed
         return
     measures = [RankMeasures.of_plain(each) for each in gathered]
     _save_weights(weights, run_dir / WEIGHTS_FILE)
@@ -73,7 +82,7 @@ def finish(
     if averages:
         _save_weights(averages, run_dir / AVERAGE_FILE)
         artifacts["averaged_weights"] = AVERAGE_FILE
-    if checkpoints.newest is not None:
+    if checkpoints.newest is not None and checkpoints.newest.exists():
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
     if checkpoints.best is not None:
         artifacts["best_checkpoint"] = str(checkpoints.best.relative_to(run_dir))
@@ -83,9 +92,15 @@ def finish(
     assert strategy.meter is not None
     timed = range(strategy.meter.untimed_steps, len(clock.walls))
     walls = {index: clock.walls[index] for index in timed}
-    artifacts |= draw_timelines(run_dir, plan, measures, walls)
+    artifacts |= _drawn(run_dir, plan, measures, walls)
     record = _measured(run_dir, strategy, module, config, plan, measures, walls)
     record = record.replace(artifacts=record.artifacts | artifacts)
+    if checkpoints.missing:
+        record = record.replace(extras=record.extras | {"not_saved": checkpoints.missing})
+        logger.warning("the checkpoints are without %s", ", ".join(checkpoints.missing))
+    if failed is not None:
+        record.save(run_dir)
+        raise failed
     if stopped:
         record.replace(status="interrupted", reason=f"stopped by a signal after step {record.steps}").save(run_dir)
         return
@@ -93,6 +108,17 @@ def finish(
     record.save(run_dir)
     Pulse.current().enter(Phase.DONE)
     _call_report(config, run_dir, weights, record)
+
+
+def _drawn(
+    run_dir: Path, plan: RunPlan, measures: Sequence[RankMeasures], walls: Mapping[int, float]
+) -> dict[str, str]:
+    """The pictures of the run; a run whose pictures fail is complete all the same."""
+    try:
+        return draw_timelines(run_dir, plan, measures, walls)
+    except Exception as error:
+        logger.warning("the timelines could not be drawn: %s: %s", type(error).__name__, error)
+        return {}
 
 
 def _save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -249,7 +275,6 @@ def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], r
         return
     try:
         made: dict[str, Any] = import_target("report", config.report)(run_dir, weights, to_container(config))
+        record.replace(artifacts=record.artifacts | made).save(run_dir)
     except Exception:
         logger.exception("the run is complete, but report = %s failed", config.report)
-        return
-    record.replace(artifacts=record.artifacts | made).save(run_dir)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from runner.checkpoint.file import CheckpointError, read_checkpoint
+from runner.checkpoint.plain import MISSING
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
@@ -31,6 +32,7 @@ ENTRY = "runner"
 """Key of the checkpoint entry that holds a :class:`Progress`."""
 
 _FORMAT = 2
+_NEEDED = ("optimizer_states", "lr_schedulers")  # without which a run would go on as another one
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Progress:
         samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
         arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
         place: the place in iterable data whose state brings it back; else None.
+        missing: what the checkpoint is without, because it could not be saved: why, by place. Only read, not written.
     """
 
     step: int
@@ -90,6 +93,7 @@ class Progress:
     samples: int | None = None
     arithmetic: Mapping[str, str | None] = field(default_factory=dict)
     place: Place | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -198,7 +202,11 @@ def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
     entry = content.get(ENTRY)
     if not isinstance(entry, dict) or entry.get("format") != _FORMAT:
         raise CheckpointError("it was not written by `runner train` of this version")
-    return Progress.from_entry(entry), content["state_dict"]
+    missing: dict[str, str] = content.get(MISSING, {})
+    for place, why in missing.items():
+        if place.startswith(_NEEDED):
+            raise CheckpointError(f"it has weights, but is without {place}: {why}")
+    return replace(Progress.from_entry(entry), missing=missing), content["state_dict"]
 
 
 def loop_state(trainer: pl.Trainer, progress: Progress, *, validates: Callable[[int], bool]) -> dict[str, Any]:

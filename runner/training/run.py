@@ -35,7 +35,7 @@ from runner.training.callbacks import (
     StepClock,
     Validations,
 )
-from runner.training.checkpoints import Checkpoints
+from runner.training.checkpoints import Checkpoints, SaveFirst
 from runner.training.data.loading import (
     close_loader,
     few_samples_note,
@@ -132,6 +132,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         BeforeFirstStep(predict),
         clock,
         Validations(are_due, missing_after),
+        SaveFirst(checkpoints),
         *users,
         checkpoints,
         *progress(config, parts.plan, clock, rank),
@@ -141,15 +142,20 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         end,
     ]
     trainer = _trainer(parts, run_dir, callbacks, rank=rank, steps_before=len(before.loss))
+    failed: Exception | None = None
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
+    except Exception as error:
+        if not checkpoints.is_over:
+            raise
+        failed = error  # of a hook at the end: all steps are taken, and their weights are written first
     finally:
         for loader in loaders:
             close_loader(loader)
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
     stopped = _was_stopped(trainer, strategy, end, config.trainer.max_steps)
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
+    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped, failed=failed)
     return stopped
 
 
@@ -247,6 +253,7 @@ def _checkpoints(
         follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
         val_losses=lambda: module.val_losses,
+        target=config.model.target,
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from runner.launch.run.resume import with_checkpoint
 ROOT = Path(runner.__file__).parent.parent
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, run_dir: Path, *overrides: str) -> dict[str, Any]:
-    """A single-rank run in this process; its record."""
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, run_dir: Path, *overrides: str, base: Sequence[str] = OVERRIDES
+) -> dict[str, Any]:
+    """A single-rank run in this process; its record. Without ``base`` it is one of the zoo."""
     from runner.training.run import run_rank
 
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    config = resolve([*OVERRIDES, f"run_dir={run_dir}", *overrides])
+    config = resolve([*base, f"run_dir={run_dir}", *overrides])
     plan = prepare(config)
     config = with_checkpoint(config)
     run_dir.mkdir(exist_ok=True)

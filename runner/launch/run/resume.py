@@ -69,6 +69,8 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
         raise
     raise_problems([*_fixed_problems(config, progress), *_model_problems(config, weights, path)])
     logger.info("continuing after step %d of %s", progress.step, path)
+    for place, why in progress.missing.items():
+        logger.warning("the checkpoint is without %s, which begins anew: %s", place, why)
     for line in _changes(config, progress.config):
         logger.info("changed since then: %s", line)
     if moved := list(_differences(arithmetic(), progress.arithmetic)):
