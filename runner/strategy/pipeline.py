@@ -103,7 +103,8 @@ class EngineStrategy(NamedCheckpointStrategy):
         self._is_updating = False  # whether the optimizer has begun an update and not ended it
         self._batch: StepBatch | None = None
         self._finished: list[FinishedStep] = []  # and not yet asked for
-        self._rates: dict[int, list[float]] = {}  # learning rates of the steps under way
+        self.rates: list[float] = []  # learning rates of the last step that was submitted, by parameter group
+        self._rates: dict[int, list[float]] = {}  # the same of the steps under way
 
     # Where this rank stands
 
@@ -307,7 +308,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             raise RuntimeError("training_step handed no batch over")
         batch, self._batch = self._batch, None
         assert self.meter is not None
-        self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
+        self.rates = self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self._finished += finished
@@ -349,13 +350,22 @@ class EngineStrategy(NamedCheckpointStrategy):
         seed_generators(mix_seed(self.options.seed, self.engine.updating, "update"))
         optimizer = self.optimizers[0]
         trainer = self.lightning_module.trainer
+        before = [group["lr"] for group in optimizer.param_groups]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
+        self._take_rates(before, [group["lr"] for group in optimizer.param_groups])
         self._is_updating = True
         with self._rates_of_step(optimizer):
             self._step_optimizer()
         self._is_updating = False
+
+    def _take_rates(self, before: list[float], now: list[float]) -> None:
+        """Take learning rates that a hook has just set for those of the step that is being applied."""
+        assert self.engine is not None
+        rates = self._rates.get(self.engine.updating)
+        if now != before and rates is not None:
+            rates[:] = now  # the same list as ``rates`` where it is the step that was submitted last
 
     def give_up_step(self, *, together: bool) -> bool:
         """Drop a step that has failed, so that the state before it can be saved.

@@ -119,8 +119,8 @@ class StepClock(Callback):
         assert strategy.meter is not None
         self.figures.update(engine.timeline.steps, strategy.meter.peak_bytes)
         finished = self._note(strategy.take_finished(), engine)
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
-        row = {"lr": rate, "samples_per_second": self.samples[-1] / self.walls[-1], "bubble": self.figures.bubble}
+        speed = self.samples[-1] / self.walls[-1]
+        row = {"lr": strategy.rates[0], "samples_per_second": speed, "bubble": self.figures.bubble}
         if finished is not None:
             row |= {"loss": finished.loss, "grad_norm": finished.grad_norm, "loss_scale": finished.loss_scale}
         self._row = trainer.global_step, {name: value for name, value in row.items() if value is not None}
