@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runner.cli.arguments import Arguments, Command, parse
 from runner.cli.commands import COMMANDS
+from runner.cli.streams import guard_streams
 from runner.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     line = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process belongs to this command
+        guard_streams()
         import_late()
         if line[:1] == [_TRAIN]:
             listen_for_stops()
@@ -55,10 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except RunnerError as error:
         return _explain(error)
-    except BrokenPipeError:
-        # The reader has ended (`runner ... | head`): nothing may be printed any more, not even at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except KeyboardInterrupt as error:
         if argv is None:  # the process belongs to this command; a second signal must not change its status
             end_undisturbed()

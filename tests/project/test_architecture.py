@@ -32,7 +32,8 @@ _TRAINED = _FOUNDATION | {"optim", "memory", "model", "profiling", "engine", "ch
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
 MAY_IMPORT = {
-    "": set(),
+    "": {"asserted"},
+    "asserted": set(),
     "environment": {""},
     "files": set(),
     "parent": set(),
