@@ -11,7 +11,9 @@ weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +52,7 @@ from runner.memory.apply.drive import DriveFolder
 from runner.memory.apply.install import StageOffload
 from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.data import LossFunction
+from runner.model.kept_state import KeptState
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag, named_parameters
 from runner.plan.prediction import Prediction
@@ -57,6 +60,8 @@ from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Action, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -129,6 +134,7 @@ class Engine:
         )
         if self.waves:
             self.reduce_by(lambda gradients: OwnGradients())
+        self._loss = loss
         self._executor = Executor(self._rank, self._works(), self._ends, loss=loss, options=options)
         self._runner = WindowRunner(self._rank, self._stream, self._headers, self._ends, self._executor, options)
         self._beginning = None if schedule.is_asynchronous else speculation(training)
@@ -388,12 +394,38 @@ class Engine:
         return window
 
     def rehearse(self, batch: StepBatch, windows: int) -> Timeline:
-        """Run training windows without their update, to measure; weights, buffers and gradients do not change.
+        """Run training windows without their update, to measure; nothing changes, see :meth:`unchanged`.
 
         Returns:
             the times of these windows, which are not in the engine's own timeline.
         """
-        kept = copy_buffers(self.stages)
+        with self.unchanged() as kept:
+            if kept.copies_late:
+                with kept.first_run():
+                    self._rehearsed(batch, 1)
+            return self._rehearsed(batch, windows)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[KeptState]:
+        """Put back what the user's modules, loss and metrics were when the context ends, and tell what cannot be."""
+        layers = [
+            (name or f"layer {stage.first_layer + number}", layer)
+            for stage in self.stages.values()
+            for number, (name, layer) in enumerate(zip(stage.layer_names, stage.layers, strict=True))
+        ]
+        moved = self.swap is not None or self._sharding is not None or bool(self.stores)
+        metrics = [(f"metrics.{metric.name}", metric.function) for metric in self.options.metrics]
+        kept = KeptState([*layers, ("loss", self._loss), *metrics], moved=moved)
+        try:
+            yield kept
+        finally:
+            lost = kept.put_back()
+            if lost:
+                logger.warning(
+                    "the runs before the first step have changed what cannot be put back: %s", ", ".join(lost)
+                )
+
+    def _rehearsed(self, batch: StepBatch, windows: int) -> Timeline:
         own, self._rank.timeline = self.timeline, Timeline(self.timeline.clock)
         actions = self._stream.without_update()
         for _ in range(windows):
@@ -405,7 +437,6 @@ class Engine:
             self.timeline.finish()
         self._empty()
         self._ends.close()
-        kept.put_back()
         for store in self.stores.values():
             store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
@@ -14,7 +15,7 @@ from runner.errors import Problem, RequestError, RunnerError, did_you_mean, rais
 from runner.model.seeds import seeded
 from runner.targets import import_target, with_environment
 
-__all__ = ["call_function", "call_target", "explained", "import_users_code"]
+__all__ = ["call_function", "call_target", "explained", "import_users_code", "is_users_file"]
 
 
 def import_users_code(config: RunConfig) -> None:
@@ -70,12 +71,13 @@ def call_function(section: str, target: str, function: Callable[..., Any], kwarg
 def explained(error: BaseException) -> str:
     """``ValueError: message (file.py:12 in function)``, with the innermost frame outside installed packages."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
-    frames = [one for one in extract_tb(error.__traceback__) if _is_users(one.filename)]
+    frames = [one for one in extract_tb(error.__traceback__) if is_users_file(one.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else text
 
 
-def _is_users(filename: str) -> bool:
-    installed = "site-packages" in filename or filename.startswith("<")
+def is_users_file(filename: str) -> bool:
+    """Whether code of this file is neither installed nor the runner's own."""
+    installed = "site-packages" in filename or filename.startswith(("<", sysconfig.get_path("stdlib")))
     return not installed and Path(__file__).parents[1] not in Path(filename).parents
 
 

@@ -109,10 +109,12 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     plans = [parts.plan]
 
     def predict(trainer: pl.Trainer) -> None:
-        if config.metrics and loaders[1] is not None:
-            module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
+        assert strategy.engine is not None
         first = first_batch(loaders[0])
-        try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
+        with strategy.engine.unchanged():
+            if config.metrics and loaders[1] is not None:
+                module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
+            try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
         plans.append(_predict(strategy, config, parts.profile, run_dir, first))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:

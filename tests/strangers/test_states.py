@@ -1,0 +1,177 @@
+"""Models that remember train as a plain loop over the same micro-batches does, whatever was tried before."""
+
+from __future__ import annotations
+
+import logging
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from covering import sampled
+from layouts import make_engine, part_of
+from stateful import IN_BUFFERS, KINDS, ONE_PROCESS, WRITE_WEIGHTS, Streams, forget, model
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.memory.apply.recompute import Recompute
+from runner.model.kept_state import KeptState
+from runner.model.layers import Part, StageModule
+
+STEPS = 3
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def batches(seed: int, size: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 4, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        for _ in range(STEPS)
+    ]
+
+
+def plain(kinds: list[str], seed: int, count: int) -> tuple[list[float], dict[str, Tensor]]:
+    forget()
+    made = model(kinds, seed)
+    optimizer = SGD(made.parameters())
+    losses = []
+    for inputs, targets in batches(seed, 8):
+        optimizer.zero_grad()
+        total = 0.0
+        for some, wanted in zip(inputs.chunk(count), targets.chunk(count), strict=True):
+            loss = cross_entropy(made(some), wanted) / count
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses, made.state_dict()
+
+
+def checkpointed(stage: StageModule, _: int) -> None:
+    stage.wrap([Part(stage.first_layer, stage.last_layer, around=Recompute(list(stage.layers)))])
+
+
+def trained(
+    kinds: list[str], seed: int, count: int, pipeline: int, *, again: bool = False, schedule: str = "1f1b"
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and state after a rehearsal and a validation that must leave nothing behind."""
+    forget()
+    models = [model(kinds, seed) for _ in range(pipeline)]
+
+    def run(transport: ThreadTransport) -> tuple[list[float], dict[str, Tensor]]:
+        engine = make_engine(
+            models[transport.rank], cross_entropy, transport, schedule=schedule, pipeline=pipeline, data=1, count=count,
+            optimizer=SGD, prepare=checkpointed if again else None,
+        )  # fmt: skip
+        parts = [part_of(batch, transport, pipeline, 1) for batch in batches(seed, 8)]
+        with engine.unchanged():
+            engine.validate(parts[0])
+        engine.rehearse(parts[0], 2)
+        losses = [step.loss for part in parts for step in engine.submit(part)]
+        return losses, {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
+
+    results = run_ranks(pipeline, run)
+    return results[0][0], {name: value for _, state in results for name, value in state.items()}
+
+
+def require_equal(kinds: list[str], seed: int, count: int, pipeline: int, **options: Any) -> None:
+    (losses, state), (wanted, expected) = trained(kinds, seed, count, pipeline, **options), plain(kinds, seed, count)
+    assert losses == pytest.approx(wanted, rel=2e-6)
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_trains_as_plainly_after_a_rehearsal(kind: str) -> None:
+    require_equal([kind, kind], 3, 4, 1)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - ONE_PROCESS))
+def test_in_two_stages(kind: str) -> None:
+    require_equal([kind, kind], 4, 1 if kind in WRITE_WEIGHTS else 2, 2)
+
+
+@pytest.mark.parametrize("kind", sorted(IN_BUFFERS))
+def test_what_is_in_buffers_is_changed_once_if_layers_run_again(kind: str) -> None:
+    require_equal([kind], 5, 2, 1, again=True)
+
+
+def drawn(seed: int) -> tuple[list[str], int, int]:
+    """Kinds, micro-batches and stages."""
+    draw = random.Random(seed)
+    pipeline, count = draw.choice([1, 2]), draw.choice([1, 2, 4])
+    known = KINDS.keys() - (ONE_PROCESS if pipeline > 1 else set())
+    known -= WRITE_WEIGHTS if pipeline > 1 and count > 1 else set()
+    return draw.choices(sorted(known), k=draw.randint(1, 4)), count, pipeline
+
+
+@pytest.mark.parametrize("seed", sampled(range(24), *range(6)))
+def test_any_of_them_together(seed: int) -> None:
+    kinds, count, pipeline = drawn(seed)
+    require_equal(kinds, seed, count, pipeline)
+
+
+@pytest.mark.full
+def test_five_hundred_of_them() -> None:
+    for seed in range(100, 600):
+        kinds, count, pipeline = drawn(seed)
+        require_equal(kinds, seed, count, pipeline)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_too_large_to_be_copied_is_copied_before_it_is_changed(kind: str) -> None:
+    forget()
+    made = model([kind], 1)
+    inputs = torch.randn(8, 4)
+    kept = KeptState([("model", made)], most_bytes=WRITTEN_ARRAYS)
+    assert kept.copies_late
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    with kept.first_run():
+        first = made(inputs).detach()
+    made(inputs)
+    assert kept.put_back() == []
+    assert made.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    assert torch.equal(made(inputs).detach(), first)
+
+
+WRITTEN_ARRAYS = 16
+"""Enough for the array of :class:`stateful.Plain`, and for no weight."""
+
+
+def test_weights_that_a_later_run_changes_are_told() -> None:
+    class Late(nn.Linear):
+        calls = 0
+
+        def forward(self, value: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 1:
+                self.weight.data.mul_(0.5)
+                self.bias.detach_().mul_(2)
+            return super().forward(value)
+
+    made = Late(4, 4)
+    kept = KeptState([("late", made)], most_bytes=0)
+    with kept.first_run():
+        made(torch.randn(2, 4))
+    made(torch.randn(2, 4))
+    assert kept.put_back() == ["late._parameters.bias"]
+
+
+def test_a_generator_that_cannot_be_put_back_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "runner")
+    made = nn.Sequential(nn.Linear(4, 6), Streams(), nn.Linear(6, 3))
+    batch = batches(0, 8)[0]
+
+    def run(transport: ThreadTransport) -> None:
+        engine = make_engine(
+            made, cross_entropy, transport, schedule="1f1b", pipeline=1, data=1, count=2, optimizer=SGD
+        )
+        engine.rehearse(part_of(batch, transport, 1, 1), 1)
+
+    run_ranks(1, run)
+    said = "the runs before the first step have changed what cannot be put back: 1.numbers"
+    assert [record.getMessage() for record in caplog.records] == [said]
