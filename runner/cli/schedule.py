@@ -11,8 +11,7 @@ from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked
-from runner.config.compose.groups import config_roots
-from runner.config.compose.overrides import expand
+from runner.config.compose.resolve import expand
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
 from runner.plan.requested_schedule import costs_of, schedule_of
@@ -66,7 +65,7 @@ def _configs(arguments: Arguments) -> list[RunConfig]:
     Raises:
         RequestError: a request has problems; the error contains those of all requests.
     """
-    jobs, problems = expand(arguments.words, config_roots(Path.cwd()))
+    jobs, problems = expand(arguments.words)
     several = len(jobs) > 1
     problems = [
         *arguments.problems,
@@ -75,7 +74,8 @@ def _configs(arguments: Arguments) -> list[RunConfig]:
         *(_not_in_one_file(arguments) if several else ()),
     ]
     configs = []
-    for job in jobs if several else [list(arguments.words)]:
+    single = [] if any(problem.path == "-m" for problem in problems) else [list(arguments.words)]
+    for job in jobs if several else single:
         try:
             configs.append(checked(job))
         except RequestError as error:

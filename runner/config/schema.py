@@ -449,6 +449,7 @@ class RunConfig:
     compile: bool = False  # compile every layer with torch.compile
     report: str | None = None  # package.module:function that is called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # keys that -m varies unless the command names them
+    sweep_most: int = 1000  # a sweep of more jobs is refused before any of them is listed
     sweep_without: list[str] = field(default_factory=list)  # jobs that are left out: "key=value key=value: reason"
     sweep_report: str | None = None  # package.module:function that makes tables from a sweep's records
     sweep_retry: str | None = None  # failed: a sweep that is started again repeats its jobs that did not end ok

@@ -213,6 +213,43 @@ def test_interpolations_are_followed() -> None:
     assert "nowhere" in line
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["seed=range(100000000)"], 10**8),
+        (["seed=range(0,100000)", "optimizer.lr=range(0.0,1.0,0.001)"], 10**8),
+        (["seed=range(1001)"], 1001),
+        (["seed=" + ",".join(map(str, range(40))), "schedule.microbatches=range(1,27)"], 1040),
+        (["seed=range(10,0,-1)", "trainer.max_steps=range(1,11)", "sweep_most=99"], 100),
+    ],
+)
+def test_a_sweep_of_too_many_jobs_is_counted_not_listed(words: list[str], count: int) -> None:
+    with pytest.raises(RequestError) as refused:
+        resolve_sweep(["model=gpt", *words])
+    (problem,) = refused.value.problems
+    assert problem.line().startswith(f"-m = {count} jobs: must be at most sweep_most = ")
+    assert problem.line().endswith(f"Try sweep_most={count}.")
+    if count < 2000:
+        assert len(resolve_sweep(["model=gpt", *words[:2], f"sweep_most={count}"])) == count
+
+
+def test_a_recipes_sweep_counts(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "recipe").mkdir(parents=True)
+    values = list(range(40))
+    text = f"# @package _global_\n# Mine.\nsweep_most: 1600\nsweep: {{seed: {values}}}\n"
+    (tmp_path / "conf" / "recipe" / "mine.yaml").write_text(text, encoding="utf-8")
+    words = ["recipe=mine", "trainer.max_steps=range(1,41)"]
+    assert len(resolve_sweep(words, working_directory=tmp_path)) == 1600
+    with pytest.raises(RequestError, match="-m = 1640 jobs: must be at most sweep_most = 1600"):
+        resolve_sweep([words[0], "trainer.max_steps=range(1,42)"], working_directory=tmp_path)
+
+
+@pytest.mark.parametrize("values", ["range(0,5,0)", "range(5,0)", "range(0,5,-1)"])
+def test_a_range_that_has_no_values(values: str) -> None:
+    with pytest.raises(RequestError):
+        resolve_sweep(["model=gpt", f"seed={values}"])
+
+
 def test_a_sweep_is_the_product_of_its_values() -> None:
     assert resolve_sweep(["model=gpt", "schedule=gpipe,1f1b", "seed=range(0,2)"]) == [
         ["model=gpt", "schedule=gpipe", "seed=0"],

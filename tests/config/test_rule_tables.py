@@ -37,7 +37,7 @@ NEGATIVE = [
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
     "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
     "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance",
-    "compression.start_step",
+    "compression.start_step", "sweep_most",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",

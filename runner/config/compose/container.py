@@ -22,6 +22,7 @@ _WITHOUT_EFFECT = (
     ("resume",),
     ("report",),
     ("sweep",),
+    ("sweep_most",),
     ("sweep_without",),
     ("sweep_report",),
     ("sweep_retry",),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from runner.config.compose.shape import check_value, key_paths, type_at, unknown
 from runner.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+    from hydra.core.override_parser.types import Override, RangeSweep
 
-__all__ = ["Request", "expand", "read_overrides", "settings_of", "typed_layers"]
+__all__ = ["Axis", "Request", "axes_of", "read_overrides", "settings_of", "typed_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,26 +183,58 @@ class _OptionNames:
         return list(options(group_name, self.roots))
 
 
-def expand(lines: Sequence[str], roots: Sequence[Path]) -> tuple[list[list[str]], list[Problem]]:
-    """The jobs of a sweep, each as its list of overrides; the last override varies fastest.
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The values that a sweep gives one key.
+
+    Args:
+        count: how many there are.
+        values: lists them as overrides, at each call anew.
+    """
+
+    count: int
+    values: Callable[[], Iterator[str]]
+
+
+def axes_of(lines: Sequence[str], roots: Sequence[Path]) -> tuple[list[Axis], list[Problem]]:
+    """The axes of a sweep, whose product are its jobs; the last override varies fastest. No value is listed yet.
 
     ``a=1,2``, ``choice()``, ``range()`` and ``glob()`` are Hydra's syntax.
     """
+    from hydra.core.override_parser.types import RangeSweep
     from hydra.errors import HydraException
 
     parsed, problems = _parsed(lines)
-    axes: dict[str, list[str]] = {}
+    axes: dict[str, Axis] = {}
     for line, override in parsed:
         key = override.get_key_element()
         if not override.is_sweep_override():
-            axes[key] = [line]
+            axes[key] = Axis(1, partial(iter, [line]))
             continue
         override.config_loader = _OptionNames(tuple(roots))  # type: ignore[assignment]
+        values, swept = partial(_swept, key, override), override.value()
         try:
-            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        except HydraException as error:
+            count = _length(swept) if isinstance(swept, RangeSweep) else sum(1 for _ in values())
+        except (HydraException, ValueError) as error:
             problems.append(Problem(key, line.partition("=")[2], "this sweep cannot be listed", str(error)))
             continue
-        if not axes[key]:
+        axes[key] = Axis(count, values)
+        if not count:
             problems.append(Problem(key, line.partition("=")[2], "nothing matches, so that there is no job"))
-    return [list(job) for job in itertools.product(*axes.values())], problems
+    return list(axes.values()), problems
+
+
+def _swept(key: str, override: Override) -> Iterator[str]:
+    for value in override.sweep_string_iterator():
+        yield f"{key}={value}"
+
+
+def _length(swept: RangeSweep) -> int:
+    """The number of values of ``range()``, without listing them.
+
+    Raises:
+        ValueError: its ends or its step are missing, or it has no end.
+    """
+    if swept.start is None or swept.stop is None or not swept.step:
+        raise ValueError("range() needs a start, an end and a step that is not 0")
+    return max(0, math.ceil((swept.stop - swept.start) / swept.step))

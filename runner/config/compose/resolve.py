@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from runner.config.compose.layers import (
     without_arguments_of_others,
     without_sizes_of_fresh_models,
 )
-from runner.config.compose.overrides import Request, expand, read_overrides, typed_layers
+from runner.config.compose.overrides import Request, axes_of, read_overrides, typed_layers
 from runner.config.schema import RunConfig
-from runner.errors import Problem, raise_problems
+from runner.errors import Problem, RequestError, raise_problems
 from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = [
     "DEFAULT_RECIPE",
     "config_from_container",
+    "expand",
     "fingerprint",
     "load",
     "resolve",
@@ -90,12 +92,47 @@ def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = 
     """The jobs of a sweep in order, each as its own list of overrides; a recipe's own ``sweep`` varies fastest.
 
     Raises:
-        RequestError: an override cannot be read, or a sweep has no value.
+        RequestError: an override cannot be read, a sweep has no value, or there are more jobs than ``sweep_most``.
     """
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
-    jobs, problems = expand(overrides, roots)
+    jobs, problems = expand(overrides, working_directory=working_directory)
     raise_problems(problems)
-    return [[*job, *more] for job in jobs for more in _recipe_sweep(job, roots)]
+    most = _most_jobs(jobs[0], working_directory)
+    found = ([*job, *more] for job in jobs for more in _recipe_sweep(job, roots))
+    listed = list(itertools.islice(found, most + 1))
+    if len(listed) > most:
+        raise_problems([_too_many(len(jobs) * len(_recipe_sweep(jobs[0], roots)), most)])
+    return listed
+
+
+def expand(overrides: Sequence[str], *, working_directory: Path | None = None) -> tuple[list[list[str]], list[Problem]]:
+    """The product of the values on a command line, each as its list of overrides; without a recipe's own ``sweep``.
+
+    It is counted before it is listed: there are no jobs and a problem if they are more than ``sweep_most``.
+    """
+    axes, problems = axes_of(
+        overrides, config_roots(working_directory if working_directory is not None else Path.cwd())
+    )
+    if problems:
+        return [], problems
+    count = math.prod(axis.count for axis in axes)
+    most = _most_jobs([next(axis.values()) for axis in axes], working_directory) if count > 1 else 1
+    if count > most:
+        return [], [_too_many(count, most)]
+    return [list(job) for job in itertools.product(*(tuple(axis.values()) for axis in axes))], []
+
+
+def _too_many(count: int, most: int) -> Problem:
+    rule, why = f"must be at most sweep_most = {most}", "Each job is a run or a plan of its own"
+    return Problem("-m", f"{count} jobs", rule, why, f"sweep_most={count}")
+
+
+def _most_jobs(first: Sequence[str], working_directory: Path | None) -> int:
+    """``sweep_most`` of a sweep, as its first job has it; the default if that job cannot be resolved."""
+    try:
+        return resolve(first, working_directory=working_directory).sweep_most
+    except RequestError:
+        return RunConfig().sweep_most
 
 
 def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:

@@ -95,6 +95,7 @@ _RUN: Table[RunConfig] = Table(
         *optional_target("report"),
         *optional_target("sweep_report"),
         *where(lambda c: is_given(c, "sweep_retry"), one_of("sweep_retry", ("failed",))),
+        at_least("sweep_most", 1),
         one_of("sweep_on_failure", ("continue", "stop", "ignore")),
         *optional_target("plan_report"),
     ),
