@@ -35,6 +35,7 @@ from runner.profiling.try_loss import tried_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero.strategy import ZeroEngineStrategy
+from runner.training.agreed_plan import require_same_plan
 from runner.training.data.agreement import require_same_samples
 from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
@@ -86,6 +87,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     """
     import_users_code(config)
     plan = planned(config, run_dir)
+    require_same_plan(config, plan)
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
@@ -114,6 +116,7 @@ def load_evaluation_parts(
     """
     import_users_code(config)
     plan = planned(config, run_dir)
+    require_same_plan(config, plan)
     strategy = _strategy(config, plan)
     ends = any(_ends(plan, rank))
     datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
