@@ -116,28 +116,29 @@ def _cut_problems(tried: Tried, evaluate: Evaluate, samples: int, parts: int) ->
     if not _same(whole, other):
         yield from _random_problems(tried, evaluate, samples)
         return
-    scale, noise, gradient_noise = _scales(evaluate, samples, whole)
+    alone = _values(evaluate, [[row] for row in range(min(samples, _MOST_ALONE))])
+    low = 4.0 * _eps_of([whole, *alone])
+    scale, noise, gradient_noise = _scales(evaluate, samples, whole, alone)
+    by_gradient: list[Problem] = []
     for cut in _cuts(samples, parts):
         values = _values(evaluate, cut)
         weight = sum(value.weight for value in values)
         if not values or not weight:
             continue
         together = sum(value.total for value in values) / weight
-        eps = max(value.eps for value in (whole, *values))
-        low = 4.0 * _eps_of([whole, *values], eps)
         limit = max(_VALUE, low) * max(scale, abs(together), abs(whole.mean)) + _NOISE * noise
-        far = _distance(whole, values, cut, weight)
         if not abs(together - whole.mean) <= limit:
             yield _unequal(tried, cut, whole.mean, together)
             return
-        if far is not None and far[0] > max(_GRADIENT, low) + _NOISE * gradient_noise:
-            yield _unequal(tried, cut, *far[1:], what="a gradient of norm ")
-            return
+        far = _distance(whole, values, cut, weight)
+        if not by_gradient and far > max(_GRADIENT, low) + _NOISE * gradient_noise:
+            why = f"Of {_said_parts(cut)}, the gradients by the output differ by {100 * far:.2g}% of their norm"
+            by_gradient = [_unlike(tried, why)]
+    yield from by_gradient  # where values agree by chance
 
 
-def _scales(evaluate: Evaluate, samples: int, whole: Value) -> tuple[float, float, float]:
+def _scales(evaluate: Evaluate, samples: int, whole: Value, alone: Sequence[Value]) -> tuple[float, float, float]:
     """How large the loss is where its terms cancel, and what the order of the samples changes (value, gradient)."""
-    alone = _values(evaluate, [[row] for row in range(min(samples, _MOST_ALONE))])
     weight = sum(value.weight for value in alone)
     scale = sum(abs(value.total) for value in alone if math.isfinite(value.total)) / weight if weight else 0.0
     noise = gradient_noise = 0.0
@@ -147,21 +148,25 @@ def _scales(evaluate: Evaluate, samples: int, whole: Value) -> tuple[float, floa
         if difference <= 1e-2 * max(scale, abs(whole.mean)):  # else the loss depends on the order, which is no noise
             noise = max(noise, difference)
             far = _distance(whole, [again], [order], again.weight)
-            gradient_noise = max(gradient_noise, min(far[0], 1e-3) if far is not None else 0.0)
+            gradient_noise = max(gradient_noise, min(far, 1e-3))
     return scale, noise, gradient_noise
 
 
 def _cuts(samples: int, parts: int) -> Iterator[list[list[int]]]:
     """Cuts of the samples: equal, uneven and interleaved parts, the layout's number of them, and each sample alone."""
     rows, half = list(range(samples)), samples // 2
+    yield _parts(samples, parts)
     yield [rows[:half], rows[half:]]
     yield [rows[:1], rows[1:]]
     yield [rows[:-1], rows[-1:]]
     yield [rows[0::2], rows[1::2]]
-    for count in {min(parts, samples), min(3, samples)}:
-        yield [part.tolist() for part in torch.arange(samples).tensor_split(count)]
+    yield _parts(samples, 3)
     if samples <= _MOST_ALONE:
         yield [[row] for row in rows]
+
+
+def _parts(samples: int, count: int) -> list[list[int]]:
+    return [part.tolist() for part in torch.arange(samples).tensor_split(min(count, samples))]
 
 
 def _values(evaluate: Evaluate, cut: Sequence[Sequence[int]]) -> list[Value]:
@@ -174,12 +179,10 @@ def _values(evaluate: Evaluate, cut: Sequence[Sequence[int]]) -> list[Value]:
         return []
 
 
-def _distance(
-    whole: Value, values: Sequence[Value], cut: Sequence[Sequence[int]], weight: float
-) -> tuple[float, float, float] | None:
-    """The relative distance of the gradients of the mean, and their norms; None if there is nothing to compare."""
+def _distance(whole: Value, values: Sequence[Value], cut: Sequence[Sequence[int]], weight: float) -> float:
+    """The distance of the gradients of the mean, relative to their norm; 0 if there is nothing to compare."""
     if not whole.gradients or not all(len(value.gradients) == len(whole.gradients) for value in values):
-        return None
+        return 0.0
     squares = [0.0, 0.0, 0.0]
     for number, gradient in enumerate(whole.gradients):
         expected = gradient / whole.weight
@@ -190,28 +193,33 @@ def _distance(
             squares[place] += float(each.abs().pow(2).sum())
     norms = [math.sqrt(square) for square in squares]
     if not math.isfinite(norms[1]) or not max(norms[1:]):
-        return None
-    return (norms[0] / max(norms[1:]) if math.isfinite(norms[2]) else math.inf), norms[1], norms[2]
+        return 0.0
+    return norms[0] / max(norms[1:]) if math.isfinite(norms[2]) else math.inf
 
 
-def _eps_of(values: Sequence[Value], eps: float) -> float:
+def _eps_of(values: Sequence[Value]) -> float:
     """The rounding step of a format of 16 bits if the values were rounded to it, whatever they are returned in."""
+    eps = max(value.eps for value in values)
     totals = torch.tensor([value.total / (1.0 if value.is_pair else value.weight or 1.0) for value in values])
     for dtype in (torch.bfloat16, torch.float16):
         info = torch.finfo(dtype)
-        if eps >= info.eps or (len(set(totals.tolist())) > 2 and torch.equal(totals, totals.to(dtype).float())):
+        if eps >= info.eps or (len(set(totals.tolist())) > 1 and torch.equal(totals, totals.to(dtype).float())):
             return info.eps
     return 0.0
 
 
 def _unequal(tried: Tried, cut: Sequence[Sequence[int]], whole: float, parts: float, what: str = "") -> Problem:
-    sizes = ", ".join(str(len(part)) for part in cut[:6]) + (", …" if len(cut) > 6 else "")
-    why = (
-        f"Of {sum(map(len, cut))} samples at once it gives {what}{_number(whole, parts)}, of the same in parts of "
-        f"{sizes} {_number(parts, whole)}: each number of micro-batches and replicas would train another model"
-    )
+    return _unlike(tried, f"Of {_said_parts(cut)}, it gives {what}{_number(whole, parts)} and {_number(parts, whole)}")
+
+
+def _unlike(tried: Tried, why: str) -> Problem:
     fix = f"{tried.returns}, or schedule.microbatches=1 parallelism.data=1"
-    return tried.problem(tried.rule, why, fix)
+    return tried.problem(tried.rule, f"{why}: each number of micro-batches and replicas would train another model", fix)
+
+
+def _said_parts(cut: Sequence[Sequence[int]]) -> str:
+    sizes = ", ".join(str(len(part)) for part in cut[:6]) + (", …" if len(cut) > 6 else "")
+    return f"{sum(map(len, cut))} samples at once, and of the same in parts of {sizes}"
 
 
 def _number(value: float, other: float) -> str:
