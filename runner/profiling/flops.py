@@ -2,7 +2,7 @@
 
 torch's own ``FlopCounterMode`` takes operators apart that have no formula. The parts of ``silu_backward``, for example,
 allocate more than the operator does, so that memory counted below that mode is not the memory of a real run. And it
-has no formula for the CPU's attention, which is what fake tensors of a model for another machine run, too.
+has no formula for the CPU's attention and LSTM, which is what fake tensors of a model for another machine run, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,24 @@ def _attention_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Ten
     return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
 
 
+def _recurrent(layer: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any, **__: Any) -> int:
+    """The matrix products of oneDNN's LSTM: each step multiplies each sample's input and state by a weight.
+
+    Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997, in the form that ``torch.nn.LSTM`` documents;
+    torch counts the same products where it unrolls the steps, and like it, this counts no element-wise operations.
+    """
+    steps, samples, _features = layer.shape
+    return 2 * steps * samples * (weight_ih.numel() + weight_hh.numel())
+
+
+def _recurrent_backward(layer: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any, **__: Any) -> int:
+    """Of each product, the gradients of both factors; oneDNN always computes all of them."""
+    return 2 * _recurrent(layer, weight_ih, weight_hh)
+
+
 _OF_THE_CPU: dict[Any, Any] = {
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

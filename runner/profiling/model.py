@@ -53,6 +53,7 @@ from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
+from runner.profiling.real_sizes import RealSizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import try_loss
 
@@ -217,7 +218,7 @@ def faked(
         by_values: whether sizes may depend on values of tensors, for which torch imports a whole compiler.
     """
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
-    with fake_tensors(_shapes(by_values)), dropout:
+    with fake_tensors(_shapes(by_values)), RealSizes(), dropout:
         yield load_model(config), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
 
 
