@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runner.config.units import format_bytes
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_WRONG_REQUEST, RunnerError
 from runner.record import Status, write_atomically
 
@@ -22,8 +24,18 @@ _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA ou
 
 
 _TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # where torchrun reads why a rank failed
+_SHARED_MEMORY = Path("/dev/shm")
 _PROBE_BYTES = 4096  # a nearly full disk may still have room for an empty file
 _WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
+# How torch and the kernel tell that the workers of a loader, which hand batches over through it, found it full.
+_SHARED_MEMORY_FULL = re.compile(
+    r"shared memory\(shm\)|shared memory object|out of shared memory|unable to \w+ .*</torch_\d+|"
+    r"killed by signal: Bus error"
+)
+# What a rank says that ends because another one has ended.
+_CONNECTION_LOST = re.compile(
+    r"closed its connection: it has ended|Connection (?:closed|reset) by peer|gloo.*Broken pipe"
+)
 _LATE = re.compile(r"Timed out waiting (\d+)ms for \w+ operation")  # what Gloo says
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -57,6 +69,7 @@ class RankFailure:
         """
         found = _in_loader_worker(str(error))
         cause = unwritable(run_dir) if run_dir is not None and isinstance(error, OSError) else None
+        cause = cause or _shared_memory_full(str(error))
         return cls(
             type=type(error).__name__,
             message=cause or (found[0] if found is not None else _late_message(str(error)) or str(error)),
@@ -66,6 +79,11 @@ class RankFailure:
             exit_status=_exit_status(error),
             time=time.time(),
         )
+
+    @property
+    def follows(self) -> bool:
+        """Whether it says no more than that another rank has ended."""
+        return _CONNECTION_LOST.search(self.message) is not None
 
     def summary(self) -> str:
         """One line: the message of the runner's own errors; type, message and place of any other error."""
@@ -151,6 +169,17 @@ def _where(error: BaseException) -> str:
 def _innermost(frames: Sequence[tuple[str, int | None, str]]) -> str:
     own = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith("<")]
     return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""
+
+
+def _shared_memory_full(message: str) -> str | None:
+    """What an error means that torch raises where loader workers have no room for a batch; None if it is none."""
+    if _SHARED_MEMORY_FULL.search(message) is None:
+        return None
+    size = f" ({format_bytes(shutil.disk_usage(_SHARED_MEMORY).total)})" if _SHARED_MEMORY.is_dir() else ""
+    return (
+        f"{_SHARED_MEMORY}{size} is too small for the batches that the workers of data.workers hand over through it: "
+        "start the container with --shm-size=1g, or take data.workers=0"
+    )
 
 
 def _late_message(message: str) -> str | None:

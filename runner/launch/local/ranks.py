@@ -308,13 +308,13 @@ def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -
     """The failed ranks, most likely cause first.
 
     A rank that left no report was killed, so its end is not a consequence of another rank's end; one that was killed
-    because it did nothing comes first; the others follow by time.
+    because it did nothing comes first; the others follow by time, those last that lost a connection.
     """
 
-    def order(rank: int) -> tuple[bool, bool, float]:
+    def order(rank: int) -> tuple[bool, bool, bool, float]:
         report = reports[rank]
         when = report.time if report is not None else ending.failed.index(rank)
-        return (report is not None, rank not in ending.overdue, when)
+        return (report is not None, rank not in ending.overdue, report is not None and report.follows, when)
 
     return sorted(ending.failed, key=order)
 
@@ -322,13 +322,15 @@ def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -
 def _without_repetitions(
     ordered: Sequence[int], reports: Mapping[int, RankFailure | None], said: Mapping[int, str]
 ) -> Sequence[int]:
-    """The ranks without those that say what a rank before them says.
+    """The ranks without those that say what a rank before them says, or only that another rank has ended.
 
     Some checks fail on all ranks together, and a rank that ends because nothing happens tells of all ranks.
     """
     heard: dict[object, int] = {}
     for rank in ordered:
         report = reports[rank]
+        if heard and report is not None and report.follows:
+            continue
         key = report.message if report is not None and report.explained else rank
         heard.setdefault(NO_PROGRESS if report is None and said[rank].startswith(NO_PROGRESS) else key, rank)
     return list(heard.values())
