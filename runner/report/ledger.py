@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from runner.record import write_atomically
 
@@ -20,6 +21,9 @@ __all__ = ["LEDGER_FILE", "Job", "Ledger", "is_running", "running"]
 
 LEDGER_FILE = "sweep.json"
 _LOCK_FILE = "sweep.lock"
+_WITHOUT_EFFECT = {  # keys that say where and how a sweep runs, not what its jobs are
+    *("name", "run_dir", "resume", "sweep_retry", "sweep_on_failure", "sweep_most", "sweep_report", "sweep_without")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,14 @@ class Job:
     Args:
         number: the name of its directory.
         key: identifies what it asks for; equal for two requests that must give the same numbers.
-        overrides: the overrides that distinguish it from the other jobs of the sweep.
+        overrides: the overrides that distinguish it from the other jobs of its start.
+        common: the overrides that all jobs of its start had; empty if it is not known.
     """
 
     number: int
     key: str
     overrides: tuple[str, ...]
+    common: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,16 @@ class Ledger:
 
     jobs: tuple[Job, ...] = ()
 
-    def entered(self, wanted: Sequence[tuple[str, Sequence[str]]]) -> tuple[Ledger, list[Job]]:
+    def entered(
+        self, wanted: Sequence[tuple[str, Sequence[str]]], common: Sequence[str] = ()
+    ) -> tuple[Ledger, list[Job]]:
         """Return the ledger with every wanted job in it, and the jobs in the order of ``wanted``.
 
         Two wanted jobs may have the same key if they differ in nothing that changes a result; each has its own entry.
 
         Args:
             wanted: ``(key, overrides)`` of each job.
+            common: the overrides that all of them have.
         """
         jobs, free = list(self.jobs), list(self.jobs)
         found: list[Job] = []
@@ -57,12 +66,23 @@ class Ledger:
             same = [job for job in free if job.key == key]
             job = next((one for one in same if one.overrides == tuple(overrides)), same[0] if same else None)
             if job is None:
-                job = Job(len(jobs), key, tuple(overrides))
+                job = Job(len(jobs), key, tuple(overrides), tuple(common))
                 jobs.append(job)
             else:
                 free.remove(job)
             found.append(job)
         return Ledger(tuple(jobs)), found
+
+    def told(self) -> dict[int, list[str]]:
+        """For each job's number, the overrides that distinguish it from all others, also from those of other starts."""
+        known = [set(job.common) for job in self.jobs if job.common]
+        shared = set.intersection(*known) if known else set()
+        found = {}
+        for job in self.jobs:
+            named = {_key(one) for one in job.overrides} | _WITHOUT_EFFECT
+            others = [one for one in job.common if one not in shared and _key(one) not in named]
+            found[job.number] = [*job.overrides, *others]
+        return found
 
     def save(self, sweep_dir: Path) -> None:
         """Write the ledger atomically."""
@@ -75,11 +95,19 @@ class Ledger:
         path = sweep_dir / LEDGER_FILE
         try:
             jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
-            return cls(tuple(Job(job["number"], job["key"], tuple(job["overrides"])) for job in jobs))
+            return cls(tuple(_job(each) for each in jobs))
         except FileNotFoundError:
             return cls()
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not the ledger of a sweep: {error}") from error
+
+
+def _job(entry: Mapping[str, Any]) -> Job:
+    return Job(entry["number"], entry["key"], tuple(entry["overrides"]), tuple(entry.get("common", ())))
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ def read_report(directory: Path) -> Report:
         runs: tuple[Run, ...] = (_read(directory),)
         return Report(directory, False, runs, {})
     jobs = {path.parent: _read(path.parent) for path in directory.glob(f"[0-9]*/{RECORD_FILE}")}
-    jobs |= {job: waiting for job, waiting in _waiting(directory).items() if job not in jobs}
+    for job, waiting in _waiting(directory).items():
+        jobs[job] = _told(jobs[job], waiting.record) if job in jobs else waiting
     if not jobs:
         raise_problems([wrong_directory(directory)])
     runs = tuple(jobs[job] for job in sorted(jobs, key=_number))
@@ -158,10 +159,16 @@ def _waiting(directory: Path) -> dict[Path, Run]:
         raise_problems([Problem(LEDGER_FILE, directory / LEDGER_FILE, "must be a sweep's ledger", str(error))])
         raise
     places = {directory / str(job.number): job for job in ledger.jobs}
+    told = ledger.told()
     return {
-        place: Run(place.name, place, RunRecord(status="waiting", extras={"overrides": list(job.overrides)}))
+        place: Run(place.name, place, RunRecord(status="waiting", extras={"overrides": told[job.number]}))
         for place, job in places.items()
     }
+
+
+def _told(run: Run, waiting: RunRecord) -> Run:
+    """A run with the overrides that the ledger tells of it, which grow when a sweep is started again with others."""
+    return replace(run, record=run.record.replace(extras=run.record.extras | waiting.extras))
 
 
 def _last_value(pairs: object) -> float | None:

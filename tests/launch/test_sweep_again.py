@@ -66,6 +66,30 @@ def test_a_ledger_knows_jobs_by_what_they_ask_for() -> None:
     assert again.jobs[3] == Job(3, "new", ("x=3",))
 
 
+def test_jobs_of_two_starts_tell_the_overrides_in_which_these_differ(tmp_path: Path) -> None:
+    first = ["model=mlp", "trainer.max_steps=10", "run_dir=a"]
+    ledger, _ = Ledger().entered([("a", ["seed=1"]), ("b", ["seed=2"])], first)
+    assert ledger.told() == {0: ["seed=1"], 1: ["seed=2"]}
+    second = ["model=mlp", "trainer.max_steps=20", "data.batch_size=4", "run_dir=./a", "sweep_retry=failed"]
+    ledger, _ = ledger.entered([("c", ["seed=1"]), ("d", ["seed=2"])], second)
+    ledger, found = ledger.entered([("d", []), ("e", [])], ["model=mlp", "trainer.max_steps=20", "seed=3"])
+    ledger.save(tmp_path)
+    assert [job.number for job in found] == [3, 4]
+    assert Ledger.load(tmp_path).told() == {
+        0: ["seed=1", "trainer.max_steps=10"],
+        1: ["seed=2", "trainer.max_steps=10"],
+        2: ["seed=1", "trainer.max_steps=20", "data.batch_size=4"],
+        3: ["seed=2", "trainer.max_steps=20", "data.batch_size=4"],
+        4: ["trainer.max_steps=20", "seed=3"],
+    }
+
+
+def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"number": 0, "key": "a", "overrides": ["seed=1"]}]}')
+    ledger, _ = Ledger.load(tmp_path).entered([("b", ["seed=1"])], ["trainer.max_steps=20"])
+    assert ledger.told() == {0: ["seed=1"], 1: ["seed=1"]}
+
+
 def test_a_ledger_is_read_back(tmp_path: Path) -> None:
     assert Ledger.load(tmp_path) == Ledger()
     ledger, _ = Ledger().entered([("a", ["x=1"]), ("b", [])])

@@ -24,7 +24,7 @@ from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.sweep.jobs import Request, Sweep, run_all
 from runner.launch.sweep.live import in_place
 from runner.report.best import figure_of
-from runner.report.ledger import LEDGER_FILE, Ledger, running
+from runner.report.ledger import LEDGER_FILE, Job, Ledger, running
 from runner.report.read import read_report
 from runner.report.tables import runs_table
 
@@ -105,8 +105,10 @@ def run_sweep(
         logger.info("sweep directory: %s", directory)
         _tell_unreadable(requests)
         wanted = [(request.key, words) for request, words in zip(requests, shown, strict=True)]
-        ledger, jobs = _ledger(directory).entered(wanted)
+        before = _ledger(directory)
+        ledger, jobs = before.entered(wanted, _common(override_lists))
         ledger.save(directory)
+        _tell_others(before, ledger, jobs)
         with in_place(partial(read_report, directory), console):
             status = run_all(one, list(zip(jobs, requests, strict=True)))
     show_table(directory, console)
@@ -119,6 +121,29 @@ def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
     """For each list, the overrides that are not in all lists."""
     common = set.intersection(*(set(overrides) for overrides in override_lists)) if override_lists else set()
     return [[override for override in overrides if override not in common] for overrides in override_lists]
+
+
+def _common(override_lists: Sequence[Sequence[str]]) -> list[str]:
+    """The overrides that are in all lists, in order."""
+    return [one for one in override_lists[0] if all(one in others for others in override_lists[1:])]
+
+
+def _tell_others(before: Ledger, after: Ledger, jobs: Sequence[Job]) -> None:
+    """Say that new jobs stand beside those of an earlier start, and in which overrides the two starts differ."""
+    new = [job for job in jobs if job.number >= len(before.jobs)]
+    known = {one for job in before.jobs for one in job.common}
+    if not known or not new or not new[0].common:
+        return
+    told = after.told()
+    here = [one for one in told[new[0].number] if one in new[0].common and one not in known]
+    there = dict.fromkeys(
+        one for job in before.jobs for one in told[job.number] if one in job.common and one not in new[0].common
+    )
+    if here or there:
+        logger.info(
+            "%d of %d jobs are new beside the %d of earlier starts: with %s, those with %s",
+            *(len(new), len(jobs), len(before.jobs), " ".join(here) or "fewer overrides", " ".join(there) or "fewer"),
+        )
 
 
 def _resolved(overrides: Sequence[str]) -> Request:
