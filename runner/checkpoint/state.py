@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from runner.optim.states.delayed import DELAYED
 from runner.optim.states.settings import settings_of
 
 __all__ = [
+    "GROWN",
     "as_counted",
+    "as_saved",
     "gather_optimizer_state",
     "load_buffers",
     "load_optimizer_state",
@@ -26,6 +28,9 @@ __all__ = [
     "own_optimizer_state",
     "tensor_problems",
 ]
+
+GROWN = "grown_buffers"
+"""Key, in a checkpoint, of the shapes of buffers that forwards have made or given another shape, by global name."""
 
 _MOST_DIFFERENCES = 3
 
@@ -56,16 +61,19 @@ def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
         weights = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         for name, value in module.state_dict().items():
             if name not in weights:
-                found[module.global_name(name)] = value.cpu()
+                found[module.global_name(name)] = as_saved(value)
     return found
+
+
+def as_saved(value: Tensor) -> Tensor:
+    """A weight or buffer as files hold it: on the CPU, without its graph, and of no class but torch's own."""
+    return value.detach().as_subclass(Tensor).cpu()
 
 
 def load_buffers(stages: Mapping[int, StageModule], buffers: Mapping[str, Tensor]) -> None:
     """Copy ``buffers`` into the stages that hold them; other buffers are unchanged."""
     for module in stages.values():
-        for name, value in module.state_dict().items():
-            if module.global_name(name) in buffers:
-                value.copy_(buffers[module.global_name(name)])
+        module.put_buffers(buffers)
 
 
 def gather_optimizer_state(parts: Sequence[dict[str, Any] | None] | None) -> dict[str, Any]:
@@ -108,15 +116,20 @@ def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, An
     return dict(entries)
 
 
-def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor]) -> list[Problem]:
+def tensor_problems(
+    model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor], grown: Collection[str] = ()
+) -> list[Problem]:
     """Reasons why a checkpoint's weights do not fit this model: the first tensors that differ, in model order.
 
     Args:
         model: shapes by global name, of the whole model.
         checkpoint: tensors by global name.
+        grown: names of buffers that forwards have made or given another shape, :data:`GROWN`; they are not compared.
     """
     differences = []
     for name in [*model, *(name for name in checkpoint if name not in model)]:
+        if name in grown:
+            continue
         if name not in checkpoint:
             differences.append(f"{name} {tuple(model[name])} is not in the checkpoint")
         elif name not in model:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BufferSnapshot", "ChangedBuffers"]
+__all__ = ["BufferSnapshot", "ChangedBuffers", "overlaps", "put_buffer", "saved_shapes"]
 
 
 class ChangedBuffers:
@@ -143,3 +143,47 @@ def _is_same(buffer: Tensor, before: Tensor) -> bool:
     if not buffer.is_floating_point() or buffer.layout is not torch.strided:
         return True
     return torch.equal(buffer, before)
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether several elements of a tensor are the same memory, as those of ``expand``."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def saved_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of the buffers of ``module`` that are saved, by their names in it, without those that are None."""
+    return {
+        f"{path}.{name}" if path else name: tuple(value.shape)
+        for path, owner in module.named_modules(remove_duplicate=False)
+        for name, value in owner._buffers.items()
+        if value is not None and name not in owner._non_persistent_buffers_set
+    }
+
+
+@torch.no_grad()
+def put_buffer(module: nn.Module, name: str, value: Tensor) -> bool:
+    """Set a buffer of ``module`` to a copy of a saved value, whatever its shape is now; make it if it is not there.
+
+    Args:
+        module: holds it, or a module inside.
+        name: its name in ``module``.
+        value: the saved value.
+
+    Returns:
+        whether there is a module for it; if not, nothing is changed.
+    """
+    path, _, leaf = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return False
+    held = owner._buffers.get(leaf)
+    if held is not None and held.shape == value.shape and (not overlaps(held) or torch.equal(held.cpu(), value.cpu())):
+        if not overlaps(held):
+            held.copy_(value)
+        return True
+    device = next((tensor.device for tensor in (held, *module.parameters()) if tensor is not None), value.device)
+    owner.register_buffer(leaf, value.to(device=device, dtype=held.dtype if held is not None else None, copy=True))
+    return True

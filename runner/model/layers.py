@@ -25,6 +25,7 @@ from torch import nn
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.boundary import call_arguments
+from runner.model.buffers import overlaps, put_buffer, saved_shapes
 from runner.model.odd_tensors import made_ready, odd_problems
 from runner.model.pretrained.files import config_problems, is_folder
 from runner.model.pretrained.two_of_one import untie
@@ -236,6 +237,7 @@ class StageModule(nn.Module):
         self._sources = tuple(sources)
         self._parts: tuple[Part, ...] = (Part(self.first_layer, self.last_layer),)
         self._whole: Around | None = None
+        self._built_shapes = saved_shapes(self)
 
     @property
     def takes_targets(self) -> bool:
@@ -299,13 +301,31 @@ class StageModule(nn.Module):
         """Parameters and persistent buffers by global name; each comes once."""
         return {self.global_name(name): value for name, value in self.state_dict().items()}
 
+    def grown_buffers(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of saved buffers, by global name, that forwards have made, or have given another shape."""
+        shapes = saved_shapes(self)
+        return {
+            self.global_name(name): shape for name, shape in shapes.items() if self._built_shapes.get(name) != shape
+        }
+
+    def put_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Set buffers by global name, whatever their shapes are now; those of other stages are left out."""
+        for full, value in buffers.items():
+            for name, layer in zip(self.layer_names, self.layers, strict=True):
+                prefix = f"{name}." if name else ""
+                if full.startswith(prefix) and put_buffer(layer, full.removeprefix(prefix), value):
+                    break
+
     def load_global_state(self, state: dict[str, torch.Tensor]) -> None:
         """Copy this stage's tensors from a whole model's state.
 
         Raises:
             KeyError: a tensor of this stage is missing.
         """
-        self.load_state_dict({name: state[self.global_name(name)] for name in self.state_dict()})
+        own = self.state_dict()
+        apart = {name for name, value in own.items() if overlaps(value)}  # nothing can be copied into them
+        self.put_buffers({full: state[full] for full in map(self.global_name, apart)})
+        self.load_state_dict({name: state[self.global_name(name)] for name in own if name not in apart}, strict=False)
 
 
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:

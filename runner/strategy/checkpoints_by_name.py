@@ -21,6 +21,8 @@ from typing_extensions import override
 from runner.checkpoint.file import read_checkpoint, write_checkpoint
 from runner.checkpoint.plain import MISSING, Lost, Plain, as_plain
 from runner.checkpoint.state import (
+    GROWN,
+    as_saved,
     gather_optimizer_state,
     load_buffers,
     load_optimizer_state,
@@ -129,7 +131,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         weights = {name: value for name, value in whole.items() if name not in buffers and tags[name].is_first_copy}
         own = self.saved_here(weights)
         own |= buffers if self.replica == 0 else {}
-        parts = self.saved_parts({name: own[name].cpu() for name in whole if name in own})
+        parts = self.saved_parts({name: as_saved(own[name]) for name in whole if name in own})
         return {name: value for part in parts or [] for name, value in part.items()}
 
     @override
@@ -176,6 +178,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
             checkpoint[MISSING] = {one.place: one.why for one in self._lost}
         content = checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {})
         content |= {_OLDER_VERSIONS: versions} if versions else {}
+        content |= {GROWN: grown} if (grown := self._grown_buffers()) else {}
         if self._write_part is not None:
             found = as_plain(content, in_parts=True)
             self._lost += found.lost
@@ -216,6 +219,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
                     found.setdefault(version, {}).update({name: value.cpu() for name, value in weights.items()})
         return found
 
+    def _grown_buffers(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of buffers that forwards have made or given another shape, on rank 0. In parts, this rank's."""
+        assert self.engine is not None
+        own = [module.grown_buffers() for module in self.engine.first_copies.values()]
+        parts = [shapes for part in self.saved_parts(own) or [] for shapes in part]
+        return {name: shape for shapes in parts for name, shape in shapes.items()}
+
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
         """The buffers of each replica but the first, on rank 0; empty on other ranks. In parts, this rank's buffers."""
         assert self.engine is not None
@@ -242,8 +252,10 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
         whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
-        raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
+        grown = {name: checkpoint["state_dict"][name] for name in checkpoint.get(GROWN, ())}
+        raise_problems(tensor_problems(whole, checkpoint["state_dict"], grown))
         for module in self.engine.stages.values():
+            module.put_buffers(grown)
             module.load_global_state(checkpoint["state_dict"])
         load_buffers(self.engine.stages, checkpoint.get(_REPLICA_BUFFERS, {}).get(self.replica, {}))
         versions = checkpoint.get(_OLDER_VERSIONS, {})

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from runner.checkpoint.file import CheckpointError, read_checkpoint
 from runner.checkpoint.plain import MISSING
+from runner.checkpoint.state import GROWN
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
@@ -81,6 +82,7 @@ class Progress:
         arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
         place: the place in iterable data whose state brings it back; else None.
         missing: what the checkpoint is without, because it could not be saved: why, by place. Only read, not written.
+        grown: names of buffers that forwards have made or given another shape than the model's function.
     """
 
     step: int
@@ -94,6 +96,7 @@ class Progress:
     arithmetic: Mapping[str, str | None] = field(default_factory=dict)
     place: Place | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+    grown: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -206,7 +209,8 @@ def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
     for place, why in missing.items():
         if place.startswith(_NEEDED):
             raise CheckpointError(f"it has weights, but is without {place}: {why}")
-    return replace(Progress.from_entry(entry), missing=missing), content["state_dict"]
+    found = replace(Progress.from_entry(entry), missing=missing, grown=frozenset(content.get(GROWN, ())))
+    return found, content["state_dict"]
 
 
 def loop_state(trainer: pl.Trainer, progress: Progress, *, validates: Callable[[int], bool]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from runner.errors import RequestError
 from runner.launch.run import resume
 from runner.launch.run.resume import with_checkpoint
 from runner.model.load import tensor_shapes
+from runner.training.resume import History, Progress
 
 DECAYING = """
 from torch import linspace, nn
@@ -49,10 +50,11 @@ def test_a_folder_of_another_models_run_is_not_advised(
     newest = tmp_path / "other" / "step-3.ckpt"
     newest.parent.mkdir()
     monkeypatch.setattr(resume, "_newest_of", lambda paths: newest)
+    progress = Progress(3, 3, None, History(), {}, {}, "")
     for width, told in ((5, "0.weight is (4, 4), in the checkpoint (5, 5)"), (4, f"Try resume={newest}.")):
         weights = {f"{layer}.weight": torch.zeros(width, width) for layer in range(2)}
         weights |= {f"{layer}.bias": torch.zeros(width) for layer in range(2)}
-        monkeypatch.setattr("runner.training.resume.read_progress", lambda path, held=weights: (None, held))
+        monkeypatch.setattr("runner.training.resume.read_progress", lambda path, held=weights: (progress, held))
         with pytest.raises(RequestError) as caught:
             with_checkpoint(replace(decaying, resume=str(newest.parent)))
         assert told in str(caught.value)

@@ -20,6 +20,7 @@ from runner.memory.apply.install import StageOffload
 from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.precision import cast_module
 from runner.model.tags import tags_of
 from runner.model.ties import find_ties
 from runner.optim.forecast import Forecast
@@ -98,7 +99,7 @@ def make_engine(
     sources = model if isinstance(model, list) else layers_of(model, 0)
     cut = cut or uniform(len(sources), order.stages)
     with transport.exclusive():  # layers are seeded one by one, and the ranks share the generator
-        stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
+        stages = {stage: cast_module(build_stage(sources, *cut[stage]), dtype) for stage in order.stages_of(position)}
     if prepare is not None:
         for number, module in stages.items():
             prepare(module, number)

@@ -44,11 +44,18 @@ class Losses(Callback):
 
 
 def fit(
-    *overrides: str, callbacks: Sequence[Callback] = (), ckpt_path: Path | None = None, **trainer_options: Any
+    *overrides: str,
+    callbacks: Sequence[Callback] = (),
+    ckpt_path: Path | None = None,
+    profile: ModelProfile | None = None,
+    **trainer_options: Any,
 ) -> tuple[Any, LayersModule, list[float]]:
-    """Train; returns the trainer, the module and the strategy's loss of each step."""
+    """Train; returns the trainer, the module and the strategy's loss of each step.
+
+    ``profile`` is that of the model, if the overrides name another one than this folder's.
+    """
     config = resolve([*USER, "logger=none", "data.batch_size=8", "data.shuffle=false", "device=cpu", *overrides])
-    plan = make_plan(config, _profile())
+    plan = make_plan(config, profile or _profile())
     options = EngineOptions(
         microbatches=config.schedule.microbatches,
         dtype=dtype_of(config.precision.name),

@@ -67,7 +67,7 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     except CheckpointError as error:
         raise_problems([Problem("resume", path, "must be a good checkpoint", str(error))])
         raise
-    raise_problems([*_fixed_problems(config, progress), *_model_problems(config, weights, path)])
+    raise_problems([*_fixed_problems(config, progress), *_model_problems(config, progress, weights, path)])
     logger.info("continuing after step %d of %s", progress.step, path)
     for place, why in progress.missing.items():
         logger.warning("the checkpoint is without %s, which begins anew: %s", place, why)
@@ -149,7 +149,7 @@ def _refused(config: RunConfig, path: Path, rule: str, why: str, instead: Path |
         return Problem("resume", path, rule, why)
     from runner.training.resume import read_progress
 
-    misfits = _model_problems(config, read_progress(instead)[1], instead)
+    misfits = _model_problems(config, *read_progress(instead), instead)
     if misfits:
         return Problem("resume", path, rule, f"{why}; {instead} is of another model: {misfits[0].why}")
     return Problem("resume", path, rule, why, f"resume={instead}")
@@ -183,14 +183,14 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
         yield Problem("trainer.max_steps", config.trainer.max_steps, f"must be at least {progress.step}", why, fix)
 
 
-def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _model_problems(config: RunConfig, progress: Progress, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
     from runner.checkpoint.state import tensor_problems
     from runner.model.load import tensor_shapes
 
     shapes = tensor_shapes(config)
     if shapes is None:  # the shapes are unknown here; the ranks build the model and compare
         return []
-    return [replace(problem, value=path) for problem in tensor_problems(shapes, weights)]
+    return [replace(problem, value=path) for problem in tensor_problems(shapes, weights, progress.grown)]
 
 
 def _changes(config: RunConfig, saved: Mapping[str, Any]) -> Iterator[str]:
