@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from runner.errors import Problem
+from runner.model.buffers import overlaps
 from runner.model.dense_parts import SPARSE_LAYOUTS
 
 __all__ = ["NamedModule", "changing_memory", "made_ready", "odd_problems"]
@@ -67,6 +68,9 @@ def _reason(value: Tensor, *, is_parameter: bool, persistent: bool) -> tuple[str
     if is_lazy(value):
         why = "Its size comes with the first forward, and memory, optimizer and ranks are planned before"
         return "must have a size", why, "one call of the model with a batch in its function"
+    if value.is_meta:
+        why = "It is on the device meta, and nobody would give it values"
+        return "must have values", why, "its layer made on a device that has memory"
     kind = _wrapped_kind(value)
     if kind is not None:
         why = f"It is a {kind} tensor, which has no plain memory to copy, send and save"
@@ -77,7 +81,7 @@ def _reason(value: Tensor, *, is_parameter: bool, persistent: bool) -> tuple[str
     if value.layout in SPARSE_LAYOUTS and persistent:
         why = "It is sparse, and files of weights (safetensors) hold dense tensors alone"
         return "must be registered with persistent=False", why, "register_buffer(name, tensor, persistent=False)"
-    if is_parameter and value.requires_grad and _overlaps(value):
+    if is_parameter and value.requires_grad and overlaps(value):
         why = f"Its {value.numel()} elements share the memory of fewer, so that no optimizer can update them"
         return "must have memory for each element", why, "the parameter made by .contiguous()"
     return None
@@ -88,10 +92,6 @@ def _wrapped_kind(value: Tensor) -> str | None:
     kinds = {"nested": value.is_nested, "quantized": value.is_quantized, "MKL-DNN": value.is_mkldnn}
     wraps: bool = is_traceable_wrapper_subclass(value)
     return next((name for name, is_it in kinds.items() if is_it), type(value).__name__ if wraps else None)
-
-
-def _overlaps(value: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _over_weights(given: Iterable[tuple[NamedModule, nn.Module]], target: str) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from runner.model.boundary import Structure, enter_graph, flatten, map_tensors, unflatten
+from runner.model.dense_parts import dense_parts
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.traced.segments import Segment
 from runner.model.traced.structure import Itself
@@ -205,4 +206,6 @@ def _weight(tensor: Tensor, seen: dict[int, int]) -> Hashable:
 
 
 def _form_of(tensor: Tensor) -> Hashable:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    is_dense = tensor.layout is torch.strided
+    places = tensor.stride() if is_dense else (tensor.layout, *(part.shape for part in dense_parts([tensor])))
+    return tuple(tensor.shape), places, tensor.dtype, tensor.device, tensor.requires_grad

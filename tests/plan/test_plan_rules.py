@@ -39,6 +39,7 @@ ALL: dict[str, Any] = {  # what schedules of several kinds refuse
     "trainer__on_nonfinite": "skip", "trainer__ema_decay": 0.9,
 }  # fmt: skip
 REQUESTS = [
+    request("1f1b", zero__stage=3),
     request(
         "1f1b", trainer__grad_clip_value=1.0, zero__stage=1, compression__name="powersgd",
         approximate_backward__name="fewbit", weight_prediction__name="nesterov", optimizer__name="lamb",
@@ -82,6 +83,7 @@ ODD = (
     OddWeight("block.turns", "complex64", 4, trained=True),
     OddWeight("block.scale", "float64", 4, trained=True),
     OddWeight("block.table", "bfloat16", 4, trained=False),
+    OddWeight("block.slots", "float32", 0, trained=False),
 )
 
 

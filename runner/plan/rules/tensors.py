@@ -11,6 +11,7 @@ from runner.plan.rules.facts import OrderFacts
 __all__ = ["TENSOR_TABLES"]
 
 _TAKE_COMPLEX = tuple(name for name, kind in OPTIMIZERS.items() if kind.takes_complex)
+_STAGE_3 = 3
 _FORMATS = {"bfloat16": "precision=bf16", "float16": "precision=fp16"}
 
 
@@ -99,6 +100,21 @@ _FROZEN: Table[OrderFacts] = Table(
     applies=lambda f: f.frozen_weight is not None and _trains_in_fp32(f),
 )
 
+_EMPTY: Table[OrderFacts] = Table(
+    "Weights without elements",
+    (
+        Row(
+            "zero.stage",
+            lambda f: f.config.zero.stage == _STAGE_3,
+            "must be at most 2 with a weight without elements, {empty_weight}",
+            "A weight that is shared out into nothing is never complete, and its forward waits for that",
+            "deepspeed/runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
+            "zero.stage=2",
+        ),
+    ),
+    applies=lambda f: f.empty_weight is not None,
+)
+
 _SHARED: Table[OrderFacts] = Table(
     "Buffers of several layers that a forward changes",
     (
@@ -113,5 +129,5 @@ _SHARED: Table[OrderFacts] = Table(
     applies=lambda f: f.shared_buffer is not None,
 )
 
-TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _SHARED)
+TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _EMPTY, _SHARED)
 """The tables of this file."""
