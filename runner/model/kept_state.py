@@ -77,5 +77,13 @@ class KeptState:
         if before is None:
             return bool(tensor._version == self._versions[key])
         with torch.no_grad():
-            tensor.data.copy_(before)
+            _without_repeats(tensor.data, alias).copy_(_without_repeats(before, alias))
         return True
+
+
+def _without_repeats(tensor: Tensor, repeated: Tensor) -> Tensor:
+    """The part of ``tensor`` in which every element of ``repeated``, which ``expand`` may have made, is once."""
+    for axis, stride in enumerate(repeated.stride()):
+        if not stride and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor

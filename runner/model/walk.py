@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from runner.model.dense_parts import SPARSE_LAYOUTS
 from runner.model.targets import is_users_file
 
 __all__ = ["Part", "Walk"]
@@ -129,6 +130,9 @@ class Walk:
     def _keep_tensor(self, name: str, value: Tensor) -> None:
         if value.layout is torch.strided:
             self.tensors[id(value)] = name, value
+        elif value.layout in SPARSE_LAYOUTS:
+            before = value.detach().clone()
+            self._part(name, lambda: [value._version], lambda _: _write_sparse(value, before))
         if value.is_leaf and (value.is_floating_point() or value.is_complex()):
             self._part(name, lambda: [value.requires_grad], lambda needed: _require_gradient(value, *needed))
 
@@ -262,6 +266,12 @@ def _variable(owner: type, name: str) -> list[Any]:
 
 def _require_gradient(tensor: Tensor, needed: bool) -> None:
     tensor.requires_grad_(needed)
+
+
+def _write_sparse(value: Tensor, before: Tensor) -> None:
+    """Give a sparse tensor its values again; an operator in place gives it new memory."""
+    with torch.no_grad():
+        value.copy_(before)
 
 
 def _write_array(value: np.ndarray[Any, Any], content: bytes) -> None:

@@ -69,6 +69,21 @@ def waves(x: Tensor, frequencies: Tensor) -> Tensor:
     return x + torch.cos(angles).float()
 
 
+class Fading(Layer):
+    """A sparse buffer and an expanded one whose values its forward changes in place, whatever the micro-batch is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", adjacency().to_sparse(), persistent=False)
+        self.register_buffer("factor", torch.rand(1).expand(WIDTH))
+
+    def odd(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.get_buffer("graph").mul_(0.5 ** (len(x) / 8))
+            self.get_buffer("factor")[:1].mul_(0.5 ** (len(x) / 8))
+        return x
+
+
 class Growing(Layer):
     """A causal mask that is made longer for a longer row."""
 
@@ -188,6 +203,7 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "buffer of a subclass": lambda: Held(torch.rand(WIDTH).as_subclass(Named), scaled),
     **{f"mask, {kind}": partial(Growing, kind) for kind in
        ("registered", "assigned", "lazy", "transient", "first_in_forward")},
+    "fading": Fading,
     "counts": Counting,
     "memory": Remembering,
     "complex weight": lambda: Weighted(turns(), turned),

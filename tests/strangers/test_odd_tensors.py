@@ -28,7 +28,7 @@ def test_each_kind_trains_in_two_stages_as_in_plain_pytorch(kind: str) -> None:
     assert_equal(in_stages([kind, kind], 2, 2), in_plain_pytorch([kind, kind]))
 
 
-@pytest.mark.parametrize("kind", [*GROWING, "complex buffer", "counts", "memory"])
+@pytest.mark.parametrize("kind", [*GROWING, "complex buffer", "counts", "memory", "fading"])
 def test_buffers_of_each_kind_change_once_where_layers_run_again(kind: str) -> None:
     assert_equal(in_stages([kind, kind], 2, 4, again=True), in_plain_pytorch([kind, kind]))
 
