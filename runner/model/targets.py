@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from traceback import extract_tb
 from typing import Any
 
@@ -15,7 +16,9 @@ from runner.errors import Problem, RequestError, RunnerError, did_you_mean, rais
 from runner.model.seeds import seeded
 from runner.targets import import_target, with_environment
 
-__all__ = ["call_function", "call_target", "explained", "import_users_code", "is_users_file"]
+__all__ = ["call_function", "call_target", "explained", "import_users_code", "in_short", "is_users_file", "users_line"]
+
+_MOST_LINES, _LONGEST = 3, 300
 
 
 def import_users_code(config: RunConfig) -> None:
@@ -70,9 +73,24 @@ def call_function(section: str, target: str, function: Callable[..., Any], kwarg
 
 def explained(error: BaseException) -> str:
     """``ValueError: message (file.py:12 in function)``, with the innermost frame outside installed packages."""
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    text = in_short(error)
     frames = [one for one in extract_tb(error.__traceback__) if is_users_file(one.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else text
+
+
+def in_short(error: BaseException) -> str:
+    """``ValueError: message``; of a message of many lines the beginning, as one line."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    return shorten(text, _LONGEST, placeholder=" …") if text.count("\n") > _MOST_LINES else text
+
+
+def users_line(error: BaseException) -> str | None:
+    """The innermost line of users' code in an error, as it is written, with its place; None if there is none."""
+    frames = [one for one in extract_tb(error.__traceback__) if is_users_file(one.filename)]
+    if not frames:
+        return None
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
+    return f"`{frames[-1].line}` ({place})" if frames[-1].line else place
 
 
 def is_users_file(filename: str) -> bool:

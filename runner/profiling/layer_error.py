@@ -11,7 +11,9 @@ from torch import nn
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import shapes
+from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
+from runner.model.targets import in_short
 
 __all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
 
@@ -22,8 +24,8 @@ class LayerError(Exception):
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
         self.index = index
         self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
-        known = out_of_range(cause, module)
-        said = known if known is not None else f"it raised {type(cause).__name__}: {cause}"
+        known = out_of_range(cause, module) or by_value(cause)
+        said = known if known is not None else f"it raised {in_short(cause)}"
         super().__init__(f"Given {shapes(given)}, {said}")
 
 

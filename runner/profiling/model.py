@@ -90,7 +90,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         profile = apart(_on_fake_tensors, config, inputs, targets)
     except ApartError as error:  # a user's code may do anything that fake tensors cannot
         profile = _on_real_tensors(config, inputs, targets)
-        logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
+        logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", str(error))
     raise_problems(_without_trains(config))
     try_loss(config, profile)
     if not any(row.gradient_bytes for row in profile.layers):

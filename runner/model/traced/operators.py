@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+from torch.export import _trace as export_trace
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten, shapes
+from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
 from runner.model.traced.modes import computes_alike
@@ -160,14 +162,20 @@ def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 
 def _reason(error: Exception) -> str:
-    """The first line of torch's message that is not empty."""
+    """The line of users' code that decides by a value, or the first line of torch's message that is not empty."""
+    known = by_value(error)
+    if known is not None:
+        return known
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log messages and warnings of torch.export about its internals."""
+    """Silence the log messages and warnings of torch.export about its internals.
+
+    At an error it prints the graph so far, at each of the attempts.
+    """
     names = ("torch.export", "torch.fx.experimental", "torch._dynamo", "torch._export")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -176,7 +184,9 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            vars(export_trace)["print"] = lambda *values, **options: None
             yield
     finally:
+        vars(export_trace).pop("print", None)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
