@@ -256,6 +256,11 @@ class Engine:
             self.gradients[stage].reducer = make(self.gradients[stage])
 
     @property
+    def shards(self) -> bool:
+        """Whether another object keeps the gradients of this rank's stage, and perhaps parts of its weights."""
+        return self._sharding is not None
+
+    @property
     def filler(self) -> Filler | None:
         """The object that does the work which fills the schedule's bubbles, if it has such work."""
         return self._filler

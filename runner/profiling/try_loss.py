@@ -1,7 +1,7 @@
 """Tries the loss of a request on the first samples of its data, with the model's own output, before a run exists.
 
-See :mod:`runner.model.loss_trial` for what is compared. Only a model that is small enough to run here is tried here;
-the ranks try the others (:mod:`runner.training.try_loss`), on the weights that they train.
+See :mod:`runner.model.loss_trial` for what is compared. Only a model that is small enough to run here is tried here,
+once for each profile; the ranks try all of them (:mod:`runner.training.try_loss`), on the weights that they train.
 """
 
 from __future__ import annotations
@@ -27,20 +27,14 @@ from runner.model.seeds import seed_generators, seeded
 from runner.profile import ModelProfile
 from runner.targets import import_target
 
-__all__ = ["counts_alike", "is_tried_here", "num_parts", "tried_of", "try_loss"]
+__all__ = ["num_parts", "tried_of", "try_loss"]
 
 logger = logging.getLogger(__name__)
 
-_OWN = "runner."
 _MOST_SAMPLES = 32
 _MOST_FLOPS = 1e11  # of all forwards; about a second on two CPU cores
 _MOST_BYTES = 1 << 30
 _FORWARDS = 24  # of a model that computes its loss itself
-
-
-def counts_alike(config: RunConfig) -> bool:
-    """Whether the loss is the runner's own, which is known to be the same for every cut of a batch."""
-    return config.loss.name != "auto" and config.loss.target.startswith(_OWN)
 
 
 def num_parts(config: RunConfig) -> int:
@@ -49,12 +43,11 @@ def num_parts(config: RunConfig) -> int:
     return min(parts, config.data.batch_size)
 
 
-def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
-    """Whether the loss is tried by the command; else the ranks try it."""
-    if getattr(import_target("data.target", config.data.target), "spec", None) is not None or not device_is_here(
-        config
-    ):
-        return False  # data that is not there yet, or a device
+def _is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
+    """Whether the loss is tried by the command, too: its data is prepared, its device is here, its model is small."""
+    is_prepared = getattr(import_target("data.target", config.data.target), "spec", None) is None
+    if not is_prepared or not device_is_here(config):
+        return False
     flops = sum(layer.forward_flops for layer in profile.layers) / max(1, profile.samples)
     weights = sum(layer.weight_bytes for layer in profile.layers)
     largest = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)
@@ -68,7 +61,8 @@ def try_loss(config: RunConfig, profile: ModelProfile) -> None:
         RequestError: the parts of a batch do not give together what the whole batch gives, or the loss does not meet
             its contract.
     """
-    if counts_alike(config) or not is_tried_here(config, profile):
+    is_shipped = config.loss.name != "auto" and config.loss.target.startswith("runner.")
+    if is_shipped or not _is_tried_here(config, profile):
         return
     with seeded(config.seed, "try the loss"):
         try:
@@ -100,13 +94,14 @@ def _problems(config: RunConfig, profile: ModelProfile) -> Iterator[Problem]:
     device = torch.device(device_type(config))
     for samples in _samples(config, profile):
         model = load_model(config, cut=False)
-        if model.module is None and config.loss.target.startswith(_OWN):
+        tried = tried_of(config, model)
+        if tried.is_shipped:
             return  # loss=auto
         inputs, targets = (map_tensors(lambda tensor: tensor.to(device), part) for part in samples)
         count = len(flatten(inputs)[0][0])
         modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
         evaluate = _evaluation(config, model, modules, inputs, targets, count)
-        yield from trial_problems(tried_of(config, model), evaluate, count, num_parts(config))
+        yield from trial_problems(tried, evaluate, count, num_parts(config))
 
 
 def _evaluation(

@@ -111,7 +111,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     def predict(trainer: pl.Trainer) -> None:
         assert strategy.engine is not None
         first = first_batch(loaders[0])
-        with strategy.engine.unchanged():
+        with strategy.engine.unchanged() as kept, kept.first_run():
             if config.metrics and loaders[1] is not None:
                 module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
             try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
