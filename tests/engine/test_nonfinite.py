@@ -54,9 +54,10 @@ def run(
     data: int = 1,
     marked: int | None = 9,
     loss: Callable[..., Any] | None = None,
+    unlike: slice | None = None,
     **options: Any,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
-    """Sample ``marked`` of step 1 breaks in layer ``at``."""
+    """Sample ``marked`` of step 1 breaks in layer ``at``; the targets of ``unlike`` are far from all others."""
 
     def model() -> nn.Sequential:
         torch.manual_seed(1)
@@ -69,6 +70,8 @@ def run(
     batches: list[tuple[torch.Tensor, torch.Tensor]] = [(drawn(), drawn()) for _ in range(3)]
     if marked is not None:
         batches[1][0][marked, -1] = 100.0
+    if unlike is not None:
+        batches[1][1][unlike] = 100.0
     return train_in_threads(
         model,
         loss or nn.functional.mse_loss,
@@ -112,6 +115,14 @@ def test_an_input_that_is_not_finite_is_named() -> None:
 
     with pytest.raises(RunFailedError, match=r"the loss is nan; first not finite: the loss function, micro-batch"):
         run("forward", 3, pipeline=2, marked=None, loss=poisoned)
+
+
+def test_a_mean_over_nothing_is_told_with_what_would_be_right() -> None:
+    def of_unmarked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target)[target[:, 0] < 50].pow(2).mean()
+
+    with pytest.raises(RunFailedError, match=r"micro-batch 2 \(a mean over nothing that counts is NaN, where \(sum, w"):
+        run("none", 5, pipeline=2, marked=None, loss=of_unmarked, unlike=slice(8, 12))
 
 
 def test_weights_that_are_not_finite_are_named() -> None:

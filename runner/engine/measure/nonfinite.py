@@ -27,6 +27,7 @@ __all__ = ["Finding", "Watcher", "first_over", "replayed"]
 _MESSAGE_BYTES = 1024
 _FORWARD, _LOSS, _BACKWARD = range(3)
 _AFTER_ALL_MICROBATCHES = 1 << 62
+_OF_NOTHING = " (a mean over nothing that counts is NaN, where (sum, weight) is not)"
 
 
 @dataclass(frozen=True, order=True)
@@ -90,7 +91,8 @@ class Watcher:
             made = loss(output, target)
             if not _all_finite(made):
                 given = [name for name, value in (("output", output), ("target", target)) if not _all_finite(value)]
-                self._note(_LOSS, 0, "the loss function" + _whose(given))
+                is_nan = not given and isinstance(made, Tensor) and bool(made.isnan().any())
+                self._note(_LOSS, 0, "the loss function" + _whose(given), _OF_NOTHING if is_nan else "")
             return made
 
         return checked
@@ -140,9 +142,9 @@ class Watcher:
 
         return hook
 
-    def _note(self, phase: int, depth: int, what: str) -> None:
+    def _note(self, phase: int, depth: int, what: str, hint: str = "") -> None:
         number = self._number()
-        finding = Finding(number, phase, depth, f"{what}, micro-batch {number}")
+        finding = Finding(number, phase, depth, f"{what}, micro-batch {number}{hint}")
         if self._found is None or finding < self._found:
             self._found = finding
 
