@@ -173,7 +173,9 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
-    config = checked(overrides, arguments.problems if arguments is not None else ())
+    unread: list[str] = []
+    command, earlier = ("plan", arguments.problems) if arguments is not None else ("plan -m", ())
+    config = checked(overrides, earlier, command=command, unread=unread)
     raise_problems([*_place_problems(config), *callable_problems(config), *missing_for_plan(config).values()])
     if config.model.pretrained is not None:
         from runner.model.pretrained.check import planned_problems
@@ -185,7 +187,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     from runner.model.device import device_memory_bytes
     from runner.plan.cores import num_cores
 
-    notes = [*_epoch_notes(config), *_place_notes(config)]
+    notes = [*unread, *_epoch_notes(config), *_place_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
     return replace(made, advice=(*notes, *made.advice)) if notes else made

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner.cli.arguments import Arguments
-from runner.config.compose.resolve import resolve_sweep
+from runner.config.compose.resolve import keys_given, resolve_sweep, resolve_with_layers
+from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.plan.requested_schedule import resolve_request, schedule_problems
 from runner.plan.rules.asked import problems_of_keys
+from runner.plan.rules.unread import unread_keys
 
 __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 
@@ -29,21 +31,28 @@ def problems_in(config: RunConfig) -> list[Problem]:
     return merged(rules(config), schedule_problems(config))
 
 
-def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunConfig:
+def checked(
+    overrides: Sequence[str], earlier: Sequence[Problem] = (), *, command: str = "", unread: list[str] | None = None
+) -> RunConfig:
     """Resolve the overrides and check the configuration against every rule.
 
     Args:
         overrides: Hydra's.
         earlier: problems found before, e.g. with flags, to be reported together with the others.
+        command: the command's name, with `` -m`` for a sweep.
+        unread: gets a line for every key that was set and that the command does not read.
 
     Raises:
         RequestError: the request has problems; the error contains all of them.
     """
     try:
-        config = resolve_request(overrides)
+        config, layers = resolve_with_layers(overrides)
+        config = with_measured_link(config)
     except RequestError as error:
         raise RequestError(merged(earlier, error.problems, _problems_of_others(overrides, error.problems))) from error
     raise_problems([*earlier, *problems_in(config)])
+    if unread is not None:
+        unread += [problem.line() for problem in unread_keys(config, keys_given(overrides, layers), command)]
     return config
 
 

@@ -73,14 +73,15 @@ def _configs(arguments: Arguments) -> list[RunConfig]:
         *unwritable(arguments, _FILES),
         *(_not_in_one_file(arguments) if several else ()),
     ]
-    configs = []
+    configs, unread = [], list[str]()
     single = [] if any(problem.path == "-m" for problem in problems) else [list(arguments.words)]
     for job in jobs if several else single:
         try:
-            configs.append(checked(job))
+            configs.append(checked(job, command="schedule", unread=unread))
         except RequestError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     raise_problems(problems)
+    screen.tell(dict.fromkeys(unread))
     return configs
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 
-__all__ = ["PLANNING", "begins", "under_way", "width", "wrapped", "wrapped_lines"]
+__all__ = ["PLANNING", "begins", "tell", "under_way", "width", "wrapped", "wrapped_lines"]
+
+logger = logging.getLogger(__name__)
 
 PLANNING = "planning: profiling the model and predicting a step ..."
 
@@ -45,6 +49,12 @@ def begins(what: str) -> None:
     """
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print(what, file=sys.stderr, flush=True)
+
+
+def tell(lines: Iterable[str]) -> None:
+    """Log lines that a user should read before the command goes on; of several ranks, the first one speaks."""
+    for line in lines if os.environ.get("RANK", "0") == "0" else ():
+        logger.warning("%s", line)
 
 
 def under_way(what: str) -> None:

@@ -36,8 +36,10 @@ def run(arguments: Arguments) -> int:
         from runner.launch.sweep.run import sweep
 
         return sweep(jobs, command=command, plugins=plugins)
-    config = checked(arguments.words, arguments.problems)
+    unread: list[str] = []
+    config = checked(arguments.words, arguments.problems, command="train", unread=unread)
     raise_problems(_of_sweeps(config))
+    screen.tell(unread)
     screen.begins(screen.PLANNING)
     from runner.launch.run.start import train
 

@@ -27,7 +27,9 @@ def run(arguments: Arguments) -> int:
         RunFailedError: a rank failed.
     """
     steps, problems = _steps(arguments.value("steps"))
-    config = checked(arguments.words, [*arguments.problems, *problems])
+    unread: list[str] = []
+    config = checked(arguments.words, [*arguments.problems, *problems], command="verify", unread=unread)
+    screen.tell(unread)
     screen.begins(screen.PLANNING)
     from runner.launch.verify import verify
 

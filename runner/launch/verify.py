@@ -86,7 +86,8 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     seen = config.zero.stage is None and not config.schedule.post_validation
     comparison = compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen)
     shutil.rmtree(place)
-    return comparison
+    profile = plan.profile
+    return replace(comparison, parameters=profile.num_parameters, trained_parameters=profile.num_trained)
 
 
 def _refuse_own_scheduler(config: RunConfig) -> None:

@@ -7,17 +7,17 @@ PEFT replaces a layer, such as ``q_proj``, by one that holds it as ``q_proj.base
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from torch import nn
+from torch import Tensor, nn
 from torch._guards import active_fake_mode
 
 from runner.config.schema import AdapterConfig
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
 from runner.model.seeds import mix_seed, seeded_with
 
@@ -29,8 +29,10 @@ __all__ = [
     "name_in_peft",
     "names_of_base",
     "peft_settings",
+    "target_problems",
 ]
 
+_TARGETS = "adapter.targets"
 _BASE = ".base_layer."
 _OWN = re.compile(r"\.lora_(?:embedding_)?[AB]\.default(?=\.|$)")
 
@@ -103,6 +105,31 @@ def _is_target(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
+def target_problems(modules: Mapping[str, nn.Module], targets: Sequence[str]) -> Iterator[Problem]:
+    """Targets that no layer has.
+
+    Args:
+        modules: all modules of the model, by their names without adapters.
+        targets: ``adapter.targets``.
+    """
+    names = list(modules)
+    for target in targets:
+        if not any(_is_target(name, [target]) for name in names):
+            parts = target.count(".") + 1
+            near = did_you_mean(target, sorted({".".join(name.split(".")[-parts:]) for name in names if name}))
+            why = f"The nearest name is {near}" if near is not None else _names_there_are(modules)
+            meant = ",".join(near if each == target else each for each in targets) if near is not None else ""
+            yield Problem(_TARGETS, target, "must name layers", why, f"'{_TARGETS}=[{meant}]'" if meant else "")
+
+
+def _names_there_are(modules: Mapping[str, nn.Module]) -> str:
+    """The last parts of the names of modules that have a matrix, beside which an adapter could stand."""
+    weights = ((name, getattr(module, "weight", None)) for name, module in modules.items())
+    found = {name.rpartition(".")[2] for name, weight in weights if isinstance(weight, Tensor) and weight.dim() > 1}
+    has = f"; it has {', '.join(sorted(found))}" if found else ""
+    return f"No layer of the model has this name, or one that ends so{has}"
+
+
 def _inject(model: nn.Module, config: AdapterConfig) -> None:
     """Put adapters into the model, and freeze all other weights."""
     from peft import inject_adapter_in_model
@@ -112,9 +139,10 @@ def _inject(model: nn.Module, config: AdapterConfig) -> None:
         with _staying_fake():
             inject_adapter_in_model(_settings(config), model)
     except ValueError as error:
+        raise_problems(target_problems(dict(model.named_modules()), asked))
         rule = "must name layers that PEFT can adapt" if asked else "must name layers"
         why = str(error) if asked else f"PEFT knows none for a {type(model).__name__}"
-        raise RequestError([Problem("adapter.targets", asked, rule, why)]) from error
+        raise RequestError([Problem(_TARGETS, asked, rule, why)]) from error
     _refuse_tied(model, asked)
 
 
@@ -139,7 +167,7 @@ def _refuse_tied(model: nn.Module, asked: Sequence[str]) -> None:
     for found in names.values():
         if len(found) > 1 and any(_BASE in f".{name}" for name in found):
             rule, why = "must name layers with weights of their own", f"{' and '.join(found)} are one tied weight"
-            raise RequestError([Problem("adapter.targets", list(asked), rule, why)])
+            raise RequestError([Problem(_TARGETS, list(asked), rule, why)])
 
 
 def _settings(config: AdapterConfig) -> Any:

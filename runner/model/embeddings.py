@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
@@ -12,12 +12,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from runner.config.schema import EmbeddingConfig
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, did_you_mean
 from runner.model.layers import LayerSource
 from runner.model.seeds import mix_seed, seeded_with
 from runner.model.tensor_train import CORES, TensorTrain, TensorTrainEmbedding, TensorTrainLinear, core_shapes
 
-__all__ = ["has_tensor_trains", "is_core", "make_dense", "with_tensor_trains", "with_tensor_trains_later"]
+__all__ = [
+    "has_tensor_trains",
+    "is_core",
+    "make_dense",
+    "train_problems",
+    "with_tensor_trains",
+    "with_tensor_trains_later",
+]
 
 _PATH = "embedding.targets"
 
@@ -58,6 +65,21 @@ def has_tensor_trains(module: nn.Module) -> bool:
     return any(isinstance(each, TensorTrain) for each in module.modules())
 
 
+def train_problems(names: Sequence[str], targets: Sequence[str]) -> Iterator[Problem]:
+    """Patterns of ``embedding.targets`` that match no layer's name.
+
+    Args:
+        names: the names of all modules of the model.
+        targets: the patterns.
+    """
+    for target in targets:
+        if not any(fnmatchcase(name, target) for name in names):
+            near = did_you_mean(target, [name for name in names if name])
+            why = f"The nearest name is {near}" if near is not None else "No layer has such a name"
+            meant = ",".join(near if each == target else each for each in targets) if near is not None else ""
+            yield Problem(_PATH, target, "must match names of layers", why, f"'{_PATH}=[{meant}]'" if meant else "")
+
+
 def is_core(name: str) -> bool:
     """Whether a weight is a core of a train."""
     return f".{CORES}." in f".{name}"
@@ -81,7 +103,8 @@ def _replace(model: nn.Module, named: Callable[[str], str], config: EmbeddingCon
     """
     trains: dict[int, TensorTrain] = {}
     holders = _holders_of_weights(model)
-    for place in [place for place, module in model.named_modules() if _is_chosen(module, named(place), config)]:
+    below = [(place, module) for place, module in model.named_modules() if place]
+    for place in [place for place, module in below if _is_chosen(module, named(place), config)]:
         above, _, child = place.rpartition(".")
         module = model.get_submodule(place)
         assert isinstance(module, nn.Embedding | nn.Linear)

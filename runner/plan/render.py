@@ -10,7 +10,7 @@ from runner.config.units import format_bytes, format_count, format_rate, format_
 from runner.plan.choice_notes import front_table, tightest
 from runner.plan.values import RunPlan
 
-__all__ = ["table_text", "to_table"]
+__all__ = ["table_text", "to_table", "trained_of_all"]
 
 # Of longer pipelines, only the first and last positions are shown.
 _SHOWN = 36
@@ -129,7 +129,15 @@ def _headline(plan: RunPlan) -> Iterator[str]:
     shapes = " and ".join(" x ".join(map(str, (plan.profile.samples, *shape))) for shape in plan.profile.sample_shapes)
     tokens = f", {work.tokens:,} tokens" if work.tokens else ""
     step = f"; a step has {work.samples:,} samples{tokens}" if work.samples else ""
-    yield f"{format_count(plan.profile.num_parameters)} parameters{f'; input {shapes}' if shapes else ''}{step}"
+    yield f"{trained_of_all(plan)}{f'; input {shapes}' if shapes else ''}{step}"
+
+
+def trained_of_all(plan: RunPlan) -> str:
+    """How many parameters the model has, and how many of them are trained."""
+    total, trained = plan.profile.num_parameters, plan.profile.num_trained
+    if trained == total:
+        return f"{format_count(total)} parameters, all trained"
+    return f"{format_count(total)} parameters, {trained:,} of {total:,} trained"
 
 
 def _closing(plan: RunPlan, width: int) -> Iterator[str]:

@@ -311,6 +311,7 @@ class RunPlan:
             "microbatches": schedule.microbatches // schedule.windows // schedule.parts,
             "chunks": schedule.chunks,
             "parameters": profile.num_parameters,
+            "trained_parameters": profile.num_trained,
             "layers": len(profile.layers),
             "input_shapes": [[profile.samples, *shape] for shape in profile.sample_shapes],
             "samples_per_step": work.samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -357,6 +358,13 @@ class LayerProfile:
     def moved_bytes(self) -> int:
         """Bytes that are moved to the host's memory after its forward, and back for its backward."""
         return self.moves.num_bytes
+
+    @property
+    def num_trained(self) -> int:
+        """Elements of its trainable parameters; all, or none, by its gradients if their shapes are not known."""
+        if self.trained_shapes:
+            return sum(map(math.prod, self.trained_shapes))
+        return self.num_parameters if self.gradient_bytes else 0
 
     @property
     def has_running_statistics(self) -> bool:

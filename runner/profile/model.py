@@ -153,6 +153,12 @@ class ModelProfile:
         again = sum((len(weight.layers) - 1) * weight.num_parameters for weight in self.shared)
         return sum(layer.num_parameters for layer in self.layers) - again
 
+    @property
+    def num_trained(self) -> int:
+        """Those of them that are trained."""
+        again = sum((len(one.layers) - 1) * one.num_parameters for one in self.shared if one.gradient_bytes)
+        return sum(layer.num_trained for layer in self.layers) - again
+
     def to_json(self) -> str:
         """The profile as one JSON document; numbers have full precision."""
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -35,7 +35,7 @@ from runner.model.lightning_module import brings, optimizers_in, with_one_optimi
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model, of_whole_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
-from runner.model.pretrained.check import frozen_problems
+from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
@@ -83,7 +83,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         why = "It is this machine, which has no GPU to measure and to ask for its memory"
         rule = "must name the machine that the ranks run on"
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
-    raise_problems(frozen_problems(config))
+    raise_problems(pattern_problems(config))
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples, config.seed)
     try:
@@ -124,8 +124,7 @@ def _nothing(*_: object) -> None:
 
 def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
     if config.adapter.name != "none":
-        known = ", ".join(_names_of_matrices(config))
-        why = f"No layer of {config.model.target} has one of these names" + (f"; it has {known}" if known else "")
+        why = "No layer of the model has been given an adapter"
         return Problem("adapter.targets", config.adapter.targets, "must name layers", why)
     if config.trainer.freeze:
         return Problem(
@@ -133,17 +132,6 @@ def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
         )
     why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
     return Problem("model.target", config.model.target, "must have parameters to train", why)
-
-
-def _names_of_matrices(config: RunConfig) -> list[str]:
-    """The last parts of the names of modules that have a matrix, which an adapter could stand beside."""
-    return of_whole_model(config, _matrices) or []
-
-
-def _matrices(_: LoadedModel, stage: nn.Module) -> list[str]:
-    weights = {name: getattr(module, "weight", None) for name, module in stage.named_modules()}
-    matrices = (name for name, weight in weights.items() if isinstance(weight, Tensor) and weight.dim() > 1)
-    return sorted({name.rsplit(".", 1)[-1] for name in matrices})
 
 
 def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:

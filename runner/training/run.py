@@ -303,7 +303,12 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
             config=record.config | {"trainer": asdict(config.trainer)},  # with the steps that its epochs are
             step_seconds=record.step_seconds | {"predicted": plan.time.step_seconds},
             bubble_ratio=record.bubble_ratio | {"predicted": plan.time.bubble_ratio},
-            extras=record.extras | {"seconds_source": plan.time.source},
+            extras=record.extras
+            | {
+                "seconds_source": plan.time.source,
+                "parameters": plan.profile.num_parameters,
+                "trained_parameters": plan.profile.num_trained,
+            },
         ).save(run_dir)
         bubble = f", bubble {plan.time.bubble_ratio:.1%}" if plan.has_bubble else ""
         seconds, rehearsed = format_seconds(plan.time.step_seconds), format_seconds(time.perf_counter() - start)

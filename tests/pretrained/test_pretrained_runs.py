@@ -63,4 +63,6 @@ def test_a_plan_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: pytes
     assert main(["plan", "model=mlp", f"model.pretrained={tmp_path / 'nowhere'}"]) == 2
     assert "model.pretrained" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    assert main(["plan", "model=mlp", f"model.pretrained={tmp_path}"]) == 0
+    for model in (["model=mlp"], []):  # without a name, the model of the default recipe would be planned
+        assert main(["plan", *model, f"model.pretrained={tmp_path}"]) == 2
+        assert "does not read the architecture that config.json names. Try model=huggingface" in capsys.readouterr().err

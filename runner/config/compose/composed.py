@@ -18,7 +18,10 @@ from runner.targets import names_environment, with_environment
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["Composed", "compose_request", "shown_path"]
+__all__ = ["SHIPPED", "Composed", "compose_request", "shown_path"]
+
+SHIPPED = "runner/conf/"
+"""How the names of the package's option files begin where they are shown."""
 
 _PRIMARY = "config"
 
@@ -84,7 +87,7 @@ def compose_request(choices: Mapping[str, str | None], settings: Iterable[str], 
 def shown_path(path: Path, roots: Sequence[Path]) -> str:
     """An option file as it is shown: in the package for one that is shipped, else from the working directory."""
     if path.is_relative_to(roots[0]):
-        return f"runner/conf/{path.relative_to(roots[0])}"
+        return f"{SHIPPED}{path.relative_to(roots[0])}"
     return f"conf/{path.relative_to(roots[-1])}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.config.compose.composed import compose_request, shown_path
+from runner.config.compose.composed import SHIPPED, compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
 from runner.config.compose.groups import RECIPE, clashes, config_roots, no_option, options
@@ -29,6 +29,7 @@ __all__ = [
     "config_from_container",
     "expand",
     "fingerprint",
+    "keys_given",
     "load",
     "resolve",
     "resolve_sweep",
@@ -86,6 +87,19 @@ def resolve_with_layers(
     config = config_from_container(_with_names_of_files(container, used))
     raise_problems(_end_problems(config, request))
     return config, layers
+
+
+def keys_given(overrides: Sequence[str], layers: Sequence[Layer]) -> dict[str, bool]:
+    """The keys that a user has set, and the groups that were chosen; whether on the command line, not in a file.
+
+    Args:
+        overrides: the command line, which is a request.
+        layers: what :func:`resolve_with_layers` returned for it. Files of the package are nothing that a user has set.
+    """
+    mine = [layer for layer in layers if layer.is_typed or not layer.source.startswith(SHIPPED)]
+    found = {path: layer.is_typed for layer in mine for path, _ in leaves("", layer.content)}
+    request, _ = read_overrides(overrides, config_roots(Path.cwd()))
+    return found | dict.fromkeys(request.choices, True)
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:

@@ -39,6 +39,7 @@ class Row(Generic[Facts]):
         fix: an override that meets the rule, or a function that makes one from the facts.
         value: returns the refused value that the problem shows; default: the value at ``path``.
         when: whether the rule applies to these facts; default: always. ``breaks`` may rely on it.
+        is_owned: whether nothing reads the key where the rule applies, so that only its default is not refused.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Row(Generic[Facts]):
     fix: str | Callable[[Facts], str] = ""
     value: Callable[[Facts], object] | None = None
     when: Callable[[Facts], bool] | None = None
+    is_owned: bool = False
 
     def problems(self, facts: Facts) -> Iterator[Problem]:
         """Yield one problem if the facts break the rule."""

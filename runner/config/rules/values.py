@@ -131,7 +131,11 @@ def belongs(
         why, fix, when: see :class:`runner.config.rules.table.Row`.
     """
     unset = value_at(RunConfig(), path)
-    return Row(path, lambda c: bool(value_at(c, path) != unset), f"belongs to {owners}", why, fix=fix, when=when)
+
+    def breaks(config: RunConfig) -> bool:
+        return bool(value_at(config, path) != unset)
+
+    return Row(path, breaks, f"belongs to {owners}", why, fix=fix, when=when, is_owned=True)
 
 
 def is_given(config: RunConfig, path: str) -> bool:

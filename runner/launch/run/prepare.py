@@ -40,6 +40,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+_PREDICTED = ("seconds_source", "parameters", "trained_parameters")  # of the plan's document, in a record's extras
 
 
 def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
@@ -60,6 +61,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.model.device import device_memory_bytes, device_type
     from runner.model.pretrained.check import pretrained_problems
     from runner.plan.cores import num_cores
+    from runner.plan.render import trained_of_all
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
@@ -73,6 +75,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
+    logger.info("%s", trained_of_all(plan))
     for note in empty_microbatch_notes(config):
         logger.warning("%s", note)
     compile_operators(config)
@@ -253,5 +256,5 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         step_seconds=seconds | {"predicted": predicted["step_seconds"]},
         bubble_ratio=before.bubble_ratio | {"predicted": predicted["bubble_ratio"]},
         peak_memory_bytes=before.peak_memory_bytes | {"predicted": predicted["peak_memory_bytes"]},
-        extras=before.extras | {"seconds_source": predicted["seconds_source"]},
+        extras=before.extras | {key: predicted[key] for key in _PREDICTED},
     )

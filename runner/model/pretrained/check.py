@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
+from torch import nn
+
 from runner.config.schema import RunConfig
-from runner.errors import Problem
-from runner.model.adapter import names_of_base
+from runner.errors import Problem, raise_problems
+from runner.model.adapter import names_of_base, target_problems
+from runner.model.embeddings import train_problems
 from runner.model.freeze import freeze_problems
-from runner.model.layers import StageModule
+from runner.model.layers import LayerSource, StageModule
 from runner.model.load import LoadedModel, of_whole_model
-from runner.model.pretrained.files import stored_tensors
+from runner.model.pretrained.files import CONFIG, has_architecture, stored_tensors
 from runner.model.pretrained.fill import all_names
 from runner.model.pretrained.two_of_one import differing_problems
 from runner.model.pretrained.weights import PretrainedWeights
 
-__all__ = ["frozen_problems", "planned_problems", "pretrained_problems"]
+__all__ = ["pattern_problems", "planned_problems", "pretrained_problems"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +37,20 @@ def pretrained_problems(config: RunConfig) -> list[Problem]:
     """
     if config.model.pretrained is None or config.resume not in (None, "auto"):
         return []
-    stored_tensors(config.model.pretrained)
-    return of_whole_model(config, partial(_differences, config)) or []
+    raise_problems(_other_architecture(config))
+    stored = stored_tensors(config.model.pretrained)
+    return of_whole_model(config, partial(_differences, config, stored)) or []
 
 
-def _differences(config: RunConfig, loaded: LoadedModel, stage: StageModule) -> list[Problem]:
+def _differences(config: RunConfig, stored: Collection[str], loaded: LoadedModel, stage: StageModule) -> list[Problem]:
     weights, named = PretrainedWeights(config.model, loaded.made), names_of_base(config.adapter)
     own = {named(name): tuple(tensor.shape) for name, tensor in stage.global_state().items()}
     shapes = {name: shape for name, shape in own.items() if name is not None}
     wanted = all_names(loaded.layers, shapes, named)
     problems = [*weights.problems(shapes, wanted), *differing_problems(wanted, weights)]
+    foreign = config.model.config_file is None and not set(stored) & set(own)
+    if foreign and has_architecture(str(config.model.pretrained)):
+        return [_told_otherwise(config, "None of its tensors has a name of this model")]
     if not problems:
         for name in getattr(loaded.made, "untied", ()):
             told = "%s is trained as a weight of its own: the files hold another tensor than that which it is tied to"
@@ -59,22 +66,52 @@ def planned_problems(config: RunConfig) -> list[Problem]:
     Raises:
         RequestError: see :func:`pretrained_problems`.
     """
-    folder = Path(config.model.pretrained or "")
-    only_config = (folder / "config.json").is_file() and not any(folder.glob("*.safetensors*"))
-    return [] if only_config else pretrained_problems(config)
+    named = config.model.pretrained
+    reads = config.model.config_file is not None
+    return [] if reads and named is not None and _is_architecture_alone(named) else pretrained_problems(config)
 
 
-def frozen_problems(config: RunConfig) -> list[Problem]:
-    """Patterns of ``trainer.freeze`` that match no weight.
+def _is_architecture_alone(named: str) -> bool:
+    return has_architecture(named) and not any(Path(named).glob("*.safetensors*"))
+
+
+def _other_architecture(config: RunConfig) -> Iterator[Problem]:
+    """A problem if the folder has nothing that the model would read: a configuration, and no weights."""
+    named = config.model.pretrained
+    if config.model.config_file is None and named is not None and _is_architecture_alone(named):
+        yield _told_otherwise(config, "It holds config.json alone")
+
+
+def _told_otherwise(config: RunConfig, what: str) -> Problem:
+    rule = f"must hold weights of model={config.model.name}"
+    why = f"{what}, and this model does not read the architecture that {CONFIG} names"
+    return Problem("model.pretrained", config.model.pretrained, rule, why, "model=huggingface")
+
+
+def pattern_problems(config: RunConfig) -> list[Problem]:
+    """Entries of ``trainer.freeze``, ``adapter.targets`` and ``embedding.targets`` that match nothing of the model.
 
     Raises:
         RequestError: the model cannot be made.
     """
-    if not config.trainer.freeze:
+    if not [*config.trainer.freeze, *config.adapter.targets, *config.embedding.targets]:
         return []
-    return of_whole_model(config, partial(_unmatched, config.trainer.freeze)) or []
+    return of_whole_model(config, partial(_unmatched, config)) or []
 
 
-def _unmatched(patterns: Sequence[str], loaded: LoadedModel, stage: StageModule) -> list[Problem]:
+def _unmatched(config: RunConfig, loaded: LoadedModel, stage: StageModule) -> list[Problem]:
     names = all_names(loaded.layers, [stage.global_name(name) for name, _ in stage.named_parameters()])
-    return list(freeze_problems([each for group in names.values() for each in group], patterns))
+    built = zip(loaded.layers, stage.layers, strict=True)
+    modules = {name: each for source, module in built for name, each in _modules(source, module)}
+    return [
+        *freeze_problems([each for group in names.values() for each in group], config.trainer.freeze),
+        *target_problems(modules, config.adapter.targets),
+        *train_problems(list(modules), config.embedding.targets),
+    ]
+
+
+def _modules(source: LayerSource, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A layer and the modules in it by their names in the whole model, without those of adapters."""
+    for place, each in module.named_modules(remove_duplicate=False):
+        if ".lora_" not in f".{place}":
+            yield source.full_name(place).removesuffix(".base_layer"), each

@@ -16,7 +16,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.pretrained.dcp import METADATA, tensors_of_checkpoint
 from runner.model.pretrained.stored import PATH, StoredTensor
 
-__all__ = ["CONFIG", "INDEX", "ONE_FILE", "config_problems", "is_folder", "stored_tensors"]
+__all__ = ["CONFIG", "INDEX", "ONE_FILE", "config_problems", "has_architecture", "is_folder", "stored_tensors"]
 
 CONFIG = "config.json"
 ONE_FILE = "model.safetensors"
@@ -28,6 +28,11 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 def is_folder(path: str) -> bool:
     """Whether a request's ``model.pretrained`` names a folder, and not one file; the path need not exist."""
     return Path(path).suffix not in (".safetensors", *_PICKLES)
+
+
+def has_architecture(path: str) -> bool:
+    """Whether a request's ``model.pretrained`` names a folder that says which architecture of transformers it is of."""
+    return is_folder(path) and (Path(path) / CONFIG).is_file()
 
 
 def config_problems(folder: str, name: str) -> Iterator[Problem]:

@@ -29,6 +29,8 @@ from runner.model.boundary import call_arguments, flatten, shapes
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
+from runner.model.traced.conditions import Conditions, conditions_of
+from runner.model.traced.decided import asks_for_a_bool, deciding_comparisons
 from runner.model.traced.modes import computes_alike
 
 __all__ = ["Program", "trace"]
@@ -47,6 +49,7 @@ class Program:
         constants: placeholder of each constant tensor in the model's code to that tensor.
         inputs: the model's input, flat: a placeholder for a tensor, the traced value for anything else.
         outputs: the model's output, flat: nodes and plain values.
+        conditions: on the sizes of the input, with which the model's code has taken the traced way.
         input_spec, output_spec: the nesting of the flat lists; that of the input is for (args, kwargs).
     """
 
@@ -56,6 +59,7 @@ class Program:
     constants: Mapping[Node, Tensor]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    conditions: Conditions
     input_spec: Any
     output_spec: Any
 
@@ -115,8 +119,15 @@ def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
 
 def _export(model: nn.Module, inputs: Any) -> Program:
     args, kwargs = call_arguments(inputs)
+    axes = _axes(model, args, kwargs)
     with _quiet():
-        exported = torch.export.export(model, args, kwargs, dynamic_shapes=_axes(model, args, kwargs), strict=False)
+        try:
+            exported = torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
+        except TypeError as error:
+            if not asks_for_a_bool(error):
+                raise
+            with deciding_comparisons():
+                exported = torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
     graph = exported.graph_module.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     weights: dict[Node, str] = {}
@@ -143,6 +154,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
         constants=constants,
         inputs=tuple(given),
         outputs=tuple(outputs),
+        conditions=conditions_of(exported, model),
         input_spec=exported.call_spec.in_spec,
         output_spec=exported.call_spec.out_spec,
     )

@@ -111,7 +111,7 @@ class _Entry:
 
     def __init__(self, program: Program) -> None:
         self._inputs = tuple(each.name if isinstance(each, Node) else _Constant(each) for each in program.inputs)
-        self._spec = program.input_spec
+        self._spec, self._conditions = program.input_spec, program.conditions
         self._shapes: dict[str, tuple[Any, ...]] = {}
         for node in program.inputs:
             shape = getattr(node.meta.get("val"), "shape", None) if isinstance(node, Node) else None
@@ -123,7 +123,8 @@ class _Entry:
         """The values of the placeholders, in their order.
 
         Raises:
-            ValueError: an input differs from the trace in structure, value, or size of a fixed axis.
+            ValueError: an input differs from the trace in structure, value, or size of a fixed axis, or has a size with
+                which the model's code would go another way.
         """
         args, kwargs = call_arguments(value)
         names = list(self._spec.child(1).context) if hasattr(self._spec, "child") else list(kwargs)
@@ -140,6 +141,7 @@ class _Entry:
                 continue
             self._check(name, given, sizes)
             bound.append(given)
+        self._conditions.check(args, kwargs, sizes)
         return tuple(bound)
 
     def _check(self, name: str, given: Any, sizes: dict[str, int]) -> None:

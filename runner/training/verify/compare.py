@@ -53,6 +53,7 @@ class Comparison:
         steps: number of optimizer steps compared.
         loss, gradients, weights: largest absolute differences.
         first_difference: None if the runs are equal.
+        parameters, trained_parameters: of the model.
     """
 
     equal: bool
@@ -63,6 +64,8 @@ class Comparison:
     gradients: float
     weights: float
     first_difference: Difference | None
+    parameters: int = 0
+    trained_parameters: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``runner verify --json``."""
@@ -76,6 +79,8 @@ class Comparison:
             "first_difference": None
             if first is None
             else {"step": first.step, "parameter": first.parameter, "quantity": first.quantity},
+            "parameters": self.parameters,
+            "trained_parameters": self.trained_parameters,
         }
 
 

@@ -1,10 +1,10 @@
 """AvgPipe: parallel pipelines on the same ranks, each with weights of its own, drawn together by an average.
 
 Every rank holds its stage P + 1 times: the weights of each pipeline, and their average. Each pipeline takes every P-th
-micro-batch, and is synchronous in itself. A rank takes the actions of all its pipelines in turn, so that one pipeline's
-work fills the bubbles of the others. ``schedule.advance`` forwards come earlier than 1F1B's. After each optimizer step
-the average and the pipelines' weights are drawn together: see :mod:`runner.optim.states.elastic`. With one rank this is
-EASGD of P workers in one process.
+micro-batch, and is synchronous in itself. A rank takes the actions of all its pipelines in turn, so that it works for
+one while it waits for another; all are flushed at the end of a step, so that together they have 1F1B's bubble.
+``schedule.advance`` forwards come earlier than 1F1B's. After each optimizer step the average and the pipelines' weights
+are drawn together: see :mod:`runner.optim.states.elastic`. With one rank this is EASGD of P workers in one process.
 
 Sources: Chen et al., "Elastic Averaging for Efficient Pipelined DNN Training", 2023, of which only a summary was read;
 Zhang et al., "Deep Learning with Elastic Averaging SGD", 2015. The order in which pipelines take turns is our own.
@@ -94,9 +94,9 @@ SPEC = ScheduleSpec(
     name="avgpipe",
     position=250,
     description="parallel pipelines on the same ranks, each with its own weights, drawn together by an average",
-    summary="`schedule.pipes` (2) pipelines on the same ranks fill each other's bubbles; each trains its own weights, "
-    "which an average draws together after every step: the weights `pipes` + 1 times, gradients and optimizer states "
-    "`pipes` times",
+    summary="`schedule.pipes` (2) pipelines on the same ranks; each trains its own weights, which an average draws "
+    "together after every step, when all are flushed: 1f1b's bubble, the weights `pipes` + 1 times, gradients and "
+    "optimizer states `pipes` times",
     source="Chen et al., AvgPipe, 2023, from a summary; Zhang et al., EASGD, 2015",
     formulas=None,
     generate=_generate,
