@@ -87,7 +87,7 @@ def test_targets_that_match_nothing(
 ) -> None:
     words = ["model=huggingface", f"model.pretrained={whole}", "adapter=lora", "adapter.targets=[q_projection]"]
     (line,) = told(capsys, "train", *words, f"parallelism.pipeline={pipeline}", "schedule.microbatches=2")
-    assert line.startswith("adapter.targets = ['q_projection']: must name layers that PEFT can adapt.")
+    assert line.startswith("adapter.targets = q_projection: must name layers. No layer of the model has this name")
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
