@@ -62,6 +62,7 @@ class CompressionKind:
             fed back; it imports what it needs itself. Residuals, plain first steps and checkpoints are there already.
         keys: the keys that ``compression.kwargs`` may hold, with their defaults; None: the arguments of a function.
         reads: the keys of the section that it needs besides those of every compressor.
+        examples: some legal values of these keys; tests draw from them.
         element_bytes: bytes to which it narrows each element; gradients must be wider. None: it does something else.
         feeds_back: whether residuals are fed back if ``compression.error_feedback`` does not say it; only with
             ``compress``.
@@ -76,6 +77,7 @@ class CompressionKind:
     compress: Callable[[CompressionConfig, bool], Compress] | None = field(default=None, repr=False)
     keys: Mapping[str, Any] | None = field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    examples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     element_bytes: int | None = None
     feeds_back: bool = False
     bytes_sent: Callable[[Wire], float] | None = None

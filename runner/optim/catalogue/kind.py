@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +51,7 @@ class OptimizerKind:
         lingering: how many of them are dropped only when the next parameter's are made, as torch's loops do it.
         decay_temporaries: more temporaries where weight decay is added to the gradient.
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
+        examples: some legal values of these keys, of those that few optimizers read; tests draw from them.
         decoupled: whether weight decay does not change the moments; None: as ``optimizer.decoupled_weight_decay`` says.
         package: the package that must be installed, by the name for its import.
         operator: the name of the DeepSpeed operator that it uses, which is compiled before its first use.
@@ -87,6 +88,7 @@ class OptimizerKind:
     lingering: int = 1
     decay_temporaries: int = 0
     reads: tuple[str, ...] = ("kwargs", "target")
+    examples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     decoupled: bool | None = None
     package: str | None = None
     operator: str | None = None

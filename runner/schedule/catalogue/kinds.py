@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.errors import Problem
@@ -121,6 +121,7 @@ class ScheduleSpec:
         one_rank: whether it may be used with one rank, where it accumulates gradients.
         constraint: returns the problems of a request that break further rules.
         keys: the fields of a request that it uses, among those that only few schedules use.
+        examples: some legal values of these keys; tests draw from them.
         kind: "synchronous" means that every forward and backward of a step reads weights with the updates of all
             earlier steps. "asynchronous" means that windows overlap and some weights lack updates; ``generate`` then
             makes enough windows to show how the schedule repeats.
@@ -150,6 +151,7 @@ class ScheduleSpec:
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
     keys: frozenset[str] = frozenset()
+    examples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
     prediction: str | None = None

@@ -37,6 +37,7 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=_auto,
     keys=frozenset({"memory_limit"}),
+    examples={"memory_limit": (2, 4)},
     default_chunks=None,
     chunks=ANY_CHUNKS,
     one_rank=True,

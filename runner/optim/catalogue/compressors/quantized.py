@@ -36,6 +36,7 @@ QSGD = CompressionKind(
     description="elements rounded at random to levels of their tensor's norm",
     compress=_levels,
     reads=("levels",),
+    examples={"levels": (7, 127)},
     bytes_sent=lambda wire: _bytes(wire, (2 * (wire.section.levels or 1)).bit_length()),
 )
 

@@ -40,6 +40,7 @@ TOP_K = CompressionKind(
     description="each replica's largest elements",
     compress=_top,
     reads=("density",),
+    examples={"density": (0.25, 0.5)},
     feeds_back=True,
     bytes_sent=lambda wire: wire.gathered((_VALUE + _PLACE) * _count(wire)),
 )
@@ -49,6 +50,7 @@ RANDOM_K = CompressionKind(
     description="random elements, the same of all replicas",
     compress=_random,
     reads=("density",),
+    examples={"density": (0.25, 0.5)},
     feeds_back=True,
     bytes_sent=lambda wire: wire.summed(_VALUE * _count(wire)),
 )

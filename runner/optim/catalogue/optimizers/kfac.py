@@ -132,6 +132,7 @@ KFAC = OptimizerKind(
     values=0.0,
     temporaries=3,
     reads=("momentum", "damping", "refresh_every"),
+    examples={"damping": (0.01, 0.1), "refresh_every": (1, 2)},
     decoupled=False,
     watch=_watch,
     profiler=_profiler,

@@ -103,6 +103,7 @@ SPEC = ScheduleSpec(
     one_rank=True,
     constraint=_problems,
     keys=frozenset({"variant", "pipes", "advance", "elasticity"}),
+    examples={"variant": FORMS, "pipes": (2, 3), "advance": (0, 1), "elasticity": (0.25,)},
     kind="asynchronous",
     averaged_pipes=DEFAULT_PIPES,
     searched=False,

@@ -68,6 +68,7 @@ SPEC = ScheduleSpec(
     one_rank=True,
     constraint=_problems,
     keys=frozenset({"wave", "distance"}),
+    examples={"wave": (2, 4), "distance": (0, 1)},
     kind="asynchronous",
     data_unit="mini-batch",
     searched=False,

@@ -42,5 +42,6 @@ SPEC = ScheduleSpec(
     generate=_generate,
     kind="asynchronous",
     keys=frozenset({"lr_rescheduling", "discrepancy_correction", "warmup_steps"}),
+    examples={"lr_rescheduling": (2,), "discrepancy_correction": (0.5,), "warmup_steps": (1,)},
     searched=False,
 )

@@ -133,4 +133,5 @@ SPEC = ScheduleSpec(
     microbatches=MULTIPLE_OF_RANKS,
     constraint=_chimera_problems,
     keys=frozenset({"variant", "pipes"}),
+    examples={"variant": tuple(_CHIMERA), "pipes": (2, 4)},
 )

@@ -122,6 +122,7 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=_pipefisher,
     keys=frozenset({"base"}),
+    examples={"base": tuple(_FILLED)},
     constraint=_pipefisher_problems,
     by_costs=True,
     searched=False,

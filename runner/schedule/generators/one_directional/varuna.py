@@ -73,5 +73,6 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=_varuna,
     keys=frozenset({"opportunistic", "memory_limit"}),
+    examples={"opportunistic": (False, True)},
     constraint=_varuna_problems,
 )

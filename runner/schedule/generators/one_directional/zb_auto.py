@@ -61,5 +61,6 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=_zb_auto,
     keys=frozenset({"memory_limit"}),
+    examples={"memory_limit": (2, 4, 8)},
     by_costs=True,
 )
