@@ -145,6 +145,7 @@ def _memory_needs(
         temporaries=temporaries,
         lingering=lingering,
         norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
+        at_once=kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
         states_over=data if by_itself else 1,
         flattened=flattened_bytes(config),

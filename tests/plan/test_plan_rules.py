@@ -59,6 +59,7 @@ REQUESTS = [
     request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("pipefisher", optimizer__name="adamw"),
+    request("chimera", optimizer__name="onebit_adam"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),
     request("1f1b", partition__name="manual", partition__boundaries=[9]),
     request("pipedream_2bw", precision__name="fp16_mixed"),

@@ -49,6 +49,8 @@ class OptimizerKind:
         constant_bytes: size of tables that it keeps once.
         temporaries: tensors of the size of a parameter that its update makes and drops.
         lingering: how many of them are dropped only when the next parameter's are made, as torch's loops do it.
+        at_once: bytes of an element that an update makes and drops of all weights of a rank together, by the number of
+            replicas; None: it makes nothing for several weights.
         decay_temporaries: more temporaries where weight decay is added to the gradient.
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
         examples: some legal values of these keys, of those that few optimizers read; tests draw from them.
@@ -86,6 +88,7 @@ class OptimizerKind:
     constant_bytes: int = 0
     temporaries: int = 2
     lingering: int = 1
+    at_once: Callable[[int], float] | None = None
     decay_temporaries: int = 0
     reads: tuple[str, ...] = ("kwargs", "target")
     examples: Mapping[str, Sequence[object]] = field(default_factory=dict)

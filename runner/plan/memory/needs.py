@@ -20,6 +20,7 @@ class MemoryNeeds:
             similar optimizers.
         norm_copies: while the norm of gradients is taken, how many times the bytes of one gradient exist beside it, in
             float64; 0 if the norm is not taken.
+        at_once: bytes that an update makes and drops for each byte of the gradients of all stages of a rank.
         sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
         states_over: number of replicas over which only the optimizer's states are sharded.
         flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
@@ -35,6 +36,7 @@ class MemoryNeeds:
     temporaries: int = 2
     lingering: int = 0
     norm_copies: int = 0
+    at_once: float = 0.0
     sharing: ZeroSharing | None = None
     states_over: int = 1
     flattened: int = 0

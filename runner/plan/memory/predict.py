@@ -98,6 +98,7 @@ def _own_states(
     """The bytes that a rank without ZeRO holds beside activations, and further bytes at the end of its step."""
     states = with_extra(_states(held, profile, batch), zip(extra, held, strict=True))
     step_bytes = max((temporary_bytes(one, profile, needs) for one in held), default=0)
+    step_bytes = max(step_bytes, round(needs.at_once * sum(one.gradient_bytes for one in held)))
     step_bytes += wide_gradients(held, profile)
     states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
     step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])

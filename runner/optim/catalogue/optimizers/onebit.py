@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config.rules.table import Row, Table
-from runner.config.rules.values import at_least, is_given
+from runner.config.rules.values import another_schedule, at_least, is_given
 from runner.config.schema import OptimizerConfig, RunConfig
 from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
 
@@ -37,6 +37,15 @@ def _onebit_lamb(section: OptimizerConfig, parameters: list[Tensor]) -> Optimize
     from runner.optim.kinds.onebit_lamb import OneBitLamb
 
     return OneBitLamb(parameters, **common_settings(section), freeze_step=_given(section.freeze_step))
+
+
+def _exchange_bytes(replicas: int) -> float:
+    """Bytes of an element of a rank's momentum while replicas exchange its signs, by ``SignCompression.mean``.
+
+    The momentum, its mask and all messages are there, and of one replica's chunk four fp32 values or as many bytes of
+    indices, and three copies of the signs.
+    """
+    return 5.5 + 20 / replicas
 
 
 def _given(value: int | None) -> int:
@@ -85,6 +94,18 @@ _RULES: Table[RunConfig] = Table(
     ),
 )
 
+_ORDERS: Table[Any] = Table(
+    "Schedules under which momentum cannot be compressed",
+    (
+        another_schedule(
+            "optimizer={config.optimizer.name}",
+            "The ranks of {order.name} hold stages twice, and after freezing nobody sums the gradients of both copies",
+            lambda order: order.has_copies,
+        ),
+    ),
+    first_of_each_key=True,
+)
+
 _OF_LAMB: Table[RunConfig] = Table(
     "1-bit LAMB",
     (
@@ -120,12 +141,14 @@ ONEBIT_ADAM = OptimizerKind(
     remarks=_REMARKS,
     make=_onebit_adam,
     lingering=0,
+    at_once=_exchange_bytes,
     values=2.0,
     state_bytes=_two_moments,
     reads=_READS,
     examples={"freeze_step": (1, 2)},
     decoupled=True,
     compresses=True,
+    order_rules=(_ORDERS,),
     rules=(_RULES,),
     classes=("runner.optim.kinds.onebit.OneBitAdam",),
 )
@@ -137,12 +160,14 @@ ONEBIT_ADAM_REFRESHED = OptimizerKind(
     remarks=_REMARKS,
     make=_onebit_adam_refreshed,
     lingering=0,
+    at_once=_exchange_bytes,
     values=2.0,
     state_bytes=_two_moments,
     reads=(*_READS, "variance_refreshes"),
     examples={"freeze_step": (1, 2), "variance_refreshes": (1,)},
     decoupled=True,
     compresses=True,
+    order_rules=(_ORDERS,),
     rules=(_RULES, _OF_REFRESHES),
     classes=("runner.optim.kinds.onebit.RefreshedOneBitAdam",),
 )
@@ -154,6 +179,7 @@ ONEBIT_LAMB = OptimizerKind(
     remarks=_REMARKS,
     make=_onebit_lamb,
     lingering=0,
+    at_once=_exchange_bytes,
     decay_temporaries=2,
     values=3.0,
     state_bytes=_three_moments,
@@ -161,6 +187,7 @@ ONEBIT_LAMB = OptimizerKind(
     examples={"freeze_step": (10,)},
     decoupled=True,
     compresses=True,
+    order_rules=(_ORDERS,),
     rules=(_RULES, _OF_LAMB),
     classes=("runner.optim.kinds.onebit_lamb.OneBitLamb",),
 )
