@@ -36,8 +36,6 @@ def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path: Path) -> None:
     }
     walls = made["step_seconds"]
     assert len(walls["all"]) % 2, "so that one step is the median"
-    assert sum(made["seconds"].values()) == pytest.approx(walls["median"], rel=1e-6)
-    assert walls["p10"] <= walls["median"] <= walls["p90"]
     assert walls["predicted"] > 0
     assert made["samples_per_second"] == pytest.approx(8 / walls["median"])
     assert 0 < made["bubble_ratio"]["predicted"] < 1
