@@ -1,0 +1,329 @@
+"""What every drawn request must fulfil, and what its runs are compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import plain_reference
+import property_models
+import torch
+from draws import STEPS, Drawn
+from plain_reference import Late, Result, Task
+from property_models import KINDS
+from torch import Tensor
+from whole_runs import Run, train
+
+from runner.config.compose.resolve import resolve
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.errors import DoesNotFitError, RequestError
+from runner.launch.run.prepare import prepare
+from runner.launch.run.resume import with_checkpoint
+from runner.model.load import load_model
+from runner.model.ties import crossing_ties, find_ties
+from runner.optim.catalogue.registry import optimizer_of
+from runner.plan.rules.zero import shares_by_itself
+from runner.plan.values import RunPlan
+from runner.profile import ModelProfile
+from runner.profiling.model import _on_fake_tensors as profiled_anew
+
+SCALARS = 64  # bytes of losses, weights of losses and their sums, beside those of each micro-batch
+_PER_MICROBATCH = 32
+ABOVE = 1.05
+"""The most that is counted of what is predicted. It should be 1: recurrent cells in split backwards, and what a rank
+lends to another one, are predicted up to a few percent too low."""
+TIGHT = 0.75
+"""The least share of what is predicted that is counted, where the prediction is no bound. Most plans reach 0.99; in
+those that do not, one boundary tensor too many is much beside a small stage."""
+_QUIET = (
+    "device=cpu", "hardware=laptop_cpu", "logger=none", "trainer.progress=false", "launcher.watchdog_seconds=null",
+    f"trainer.max_steps={STEPS}", "checkpoint.keep=9",
+)  # fmt: skip
+
+
+class WrongError(AssertionError):
+    """A request that does not fulfil what it must."""
+
+
+@dataclass
+class Outcome:
+    """What became of a draw: ``refused`` (by which line), ``does not fit``, or ``ran``, and what was compared."""
+
+    kind: str
+    told: str = ""
+    compared: list[str] = field(default_factory=list)
+
+
+def check(drawn: Drawn) -> Outcome:
+    """Run a drawn request with all oracles.
+
+    Raises:
+        WrongError: it breaks one of them.
+        Exception: it crashed.
+    """
+    place = Path(tempfile.mkdtemp(prefix="runner-property-"))
+    try:
+        with quietly():
+            return _check(drawn, place)
+    finally:
+        shutil.rmtree(place)
+
+
+def _check(drawn: Drawn, place: Path) -> Outcome:
+    try:
+        config = _limited(drawn, _resolved(drawn.overrides, f"checkpoint.every={drawn.saved}"))
+        if config.zero.stage and not shares_by_itself(config, prepare(config, place_is_made=True).schedule):
+            return Outcome("needs processes")  # DeepSpeed has one process group for all threads
+        first = train(config, _made(place / "first"), rehearse=drawn.rehearses)
+    except RequestError as error:
+        if not error.problems or not all(problem.line() for problem in error.problems):
+            raise WrongError("refused without a problem") from error
+        return Outcome("refused", error.problems[0].line())
+    except DoesNotFitError as error:
+        return Outcome("does not fit", str(error).splitlines()[0])
+    outcome = Outcome("ran")
+    _require_bytes(first, config, outcome)
+    task = task_of(config, first.plan)
+    if task is not None:
+        _require_equal(first, plain_reference.train(task), config, task, outcome, exact=_exact(config, first.plan))
+    if drawn.resumed is not None:
+        _require_resumed(drawn, config, first, place, outcome)
+    return outcome
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _resolved(words: Sequence[str], *more: str) -> RunConfig:
+    return resolve([*words, *_QUIET, *more])
+
+
+def _limited(drawn: Drawn, config: RunConfig) -> RunConfig:
+    """The request with a limit that is a share of what it needs without one."""
+    if drawn.limit is None:
+        return config
+    plan = prepare(config, place_is_made=True)
+    config.memory_limit = drawn.words["memory_limit"] = str(int(max(plan.peak_memory_bytes) * drawn.limit))
+    return config
+
+
+# What is compared
+
+
+def _require_bytes(run: Run, config: RunConfig, outcome: Outcome, begin: int = 0) -> None:
+    """Counted bytes are at most the predicted ones, and hardly fewer where these are no bound; moves are as planned."""
+    slack = SCALARS + _PER_MICROBATCH * config.schedule.computed_microbatches
+    said = run.record.peak_memory_bytes
+    for rank, (counted, predicted) in enumerate(zip(said["measured"], said["predicted"], strict=True)):
+        if counted > ABOVE * predicted + slack:
+            raise WrongError(f"rank {rank} holds {counted} bytes, {predicted} are predicted")
+        if not _is_bound(run, config, begin) and predicted > counted / TIGHT + slack:
+            raise WrongError(f"rank {rank} is predicted to hold {predicted} bytes, and holds {counted}")
+    outcome.compared.append("bytes")
+    moved, planned = run.record.bytes_moved, run.plan.to_json()["bytes_moved"]
+    for kind in ("host_activations", "host_weights", "host_weight_gradients"):
+        if planned[kind] is not None and abs(moved[kind] - planned[kind]) > 1e-6 * planned[kind] + 1e-6:
+            raise WrongError(f"{moved[kind]} bytes of {kind} move in a step, {planned[kind]} are planned")
+
+
+def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
+    """Whether the prediction is a bound, or these few steps do not reach the peak: it comes once states and versions
+    of weights exist, in a step of a whole batch."""
+    whole = (begin + 2 - bool(begin)) * config.data.batch_size <= len(property_models.samples("mlp"))
+    parts = config.parallelism.data * config.schedule.computed_microbatches
+    uneven = bool(config.data.batch_size % parts)  # each micro-batch counts as the largest
+    late = uneven or run.plan.schedule.is_asynchronous or config.schedule.post_validation
+    late = late or optimizer_of(config.optimizer).compresses  # their momentum, from some step on
+    return not whole or late or PRECISIONS[config.precision.name].loss_scaling
+
+
+def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int]] = ()) -> Task | None:
+    """The plain loop of a request; None if what it does is no plain loop."""
+    schedule, kind = plan.schedule, optimizer_of(config.optimizer)
+    precision, several = PRECISIONS[config.precision.name], config.parallelism.data > 1
+    if schedule.own_weights or plan.prediction is not None or precision.four_bits or kind.watch is not None:
+        return None
+    if several and (config.compression.name != "none" or kind.compresses or config.schedule.name == "hetpipe"):
+        return None
+    if config.approximate_backward.name != "none" or _changes_updates(config):
+        return None
+    name, kwargs = config.model.kwargs["kind"], dict(config.model.kwargs)
+    data, rates = property_models.samples(name), config.lr_scheduler
+    return Task(
+        model=partial(property_models.build, **kwargs),
+        loss=getattr(property_models, KINDS[name].loss),
+        inputs=data.inputs,
+        targets=data.targets,
+        batch=config.data.batch_size,
+        splits=splits or [_split(config)] * STEPS,
+        optimizer=partial(kind.make, config.optimizer),
+        rate=plain_reference.rate_of(rates.name, config.optimizer.lr, rates.min_lr, rates.warmup_steps, STEPS),
+        seed=config.seed,
+        dtype=getattr(torch, precision.weights),
+        autocast=None if precision.autocast is None else getattr(torch, precision.autocast),
+        masters=precision.master_weights,
+        scale=config.precision.initial_scale if precision.loss_scaling else None,
+        clip_norm=config.trainer.grad_clip_norm,
+        clip_value=config.trainer.grad_clip_value,
+        frozen=config.trainer.freeze,
+        late=_late(config, plan) if schedule.is_asynchronous else None,
+    )
+
+
+def _split(config: RunConfig) -> tuple[int, int]:
+    return config.parallelism.data, config.schedule.computed_microbatches
+
+
+def _changes_updates(config: RunConfig) -> bool:
+    """Whether the schedule changes what an update is, as PipeMare's techniques do."""
+    asked = config.schedule
+    return any((asked.warmup_steps, asked.lr_rescheduling, asked.discrepancy_correction))
+
+
+def _late(config: RunConfig, plan: RunPlan) -> Late:
+    names = [name for name, _ in property_models.build(**config.model.kwargs).named_parameters()]
+    stages = {layer: stage for stage, (first, last) in enumerate(plan.partition) for layer in range(first, last + 1)}
+    lags = {name: plan.schedule.lags[stages[int(name.split(".")[0])]] for name in names}
+    return Late(lags, plan.schedule.reads_newest)
+
+
+def _exact(config: RunConfig, plan: RunPlan) -> bool:
+    """Whether every sum has one order, so that bits are equal."""
+    ties = crossing_ties(find_ties(load_model(config).layers), plan.partition) if plan.schedule.stages > 1 else ()
+    return plan.schedule.sums_in_order and config.parallelism.data <= 2 and not ties
+
+
+def _require_equal(run: Run, expected: Result, config: RunConfig, task: Task, outcome: Outcome, *, exact: bool) -> None:
+    same = _same_bits if exact else partial(_close, task=task)
+    for step, (own, loss) in enumerate(zip(run.losses, expected.losses, strict=True), 1):
+        if own != loss if exact else not abs(own - loss) <= 2e-2 * max(1.0, abs(loss)):
+            raise WrongError(f"the loss of step {step} is {own!r}, that of the plain loop {loss!r}")
+    if not (config.schedule.post_validation or config.zero.stage or task.masters):
+        steps = zip(run.gradients, expected.gradients, strict=False)
+        for step, (got, wanted) in enumerate(steps, 1) if exact else [*enumerate(steps, 1)][:1]:
+            _require_tensors(got, wanted, same, f"gradient of step {step}")
+    if config.trainer.ema_decay is None and exact:
+        _require_tensors(run.weights, expected.weights, same, "weight at the end")
+    outcome.compared.append("bits" if exact else "rounding")
+
+
+def _require_tensors(
+    got: Mapping[str, Sequence[Tensor]], wanted: Mapping[str, Tensor], same: Callable[..., bool], what: str
+) -> None:
+    if missing := [name for name in wanted if name not in got]:
+        raise WrongError(f"no {what} of {missing[0]}")
+    largest = max((float(each.abs().max()) for each in wanted.values() if each.numel()), default=0.0)
+    for name, tensor in wanted.items():
+        for own in got[name]:
+            if not same(own, tensor, largest):
+                most = float((own.double() - tensor.double()).abs().max()) if own.shape == tensor.shape else "shape"
+                raise WrongError(f"the {what} of {name} differs from the plain loop's by {most}")
+
+
+def _same_bits(own: Tensor, wanted: Tensor, largest: float) -> bool:
+    return torch.equal(own, wanted) or bool(torch.equal(own.isnan(), wanted.isnan()) and own.isnan().any())
+
+
+def _close(own: Tensor, wanted: Tensor, largest: float, task: Task) -> bool:
+    narrow = torch.float32 not in (task.dtype, task.autocast or task.dtype) or task.autocast is not None
+    share = 5e-2 if narrow else 1e-4
+    return torch.allclose(own.double(), wanted.double(), rtol=share, atol=share * largest + 1e-8)
+
+
+# What goes on
+
+
+def _require_resumed(drawn: Drawn, config: RunConfig, first: Run, place: Path, outcome: Outcome) -> None:
+    """A second run from a checkpoint of the first: in the same layout the same, in another as the plain loop."""
+    (saved,) = (place / "first" / "checkpoints").glob(f"*{drawn.saved}.ckpt")
+    words = drawn.resumed or drawn.words
+    try:
+        more = f"checkpoint.every={drawn.saved}", f"resume={saved}"  # saves drain the pipeline at the same steps
+        again = _resolved([f"{key}={value}" for key, value in words.items()], *more)
+        if not drawn.resumed:
+            again.memory_limit = config.memory_limit
+        again = with_checkpoint(again)
+        second = train(again, _made(place / "second"), begin=drawn.saved)
+    except RequestError as error:
+        if not drawn.resumed:
+            raise WrongError(f"the same request is refused at a resume: {error.problems[0].line()}") from error
+        outcome.compared.append("resume refused")
+        return
+    except DoesNotFitError:
+        return
+    _require_bytes(second, again, outcome, drawn.saved)
+    if not drawn.resumed:
+        _require_unbroken(first, second, drawn)
+        outcome.compared.append("resumed")
+        return
+    split = [_split(config)] * drawn.saved + [_split(again)] * (STEPS - drawn.saved)
+    task = task_of(again, second.plan, split)
+    if task is not None and task_of(config, first.plan) is not None:
+        expected = plain_reference.train(task)
+        exact = _exact(config, first.plan) and _exact(again, second.plan)
+        expected.gradients = expected.gradients[drawn.saved :]
+        _require_equal(second, expected, again, task, outcome, exact=exact)
+        outcome.compared.append("resumed elsewhere")
+
+
+def _require_unbroken(first: Run, second: Run, drawn: Drawn) -> None:
+    if first.losses != second.losses:
+        raise WrongError(f"resumed after step {drawn.saved}, the losses are {second.losses}, unbroken {first.losses}")
+    wanted = {name: tensors[0] for name, tensors in first.weights.items()}
+    _require_tensors(second.weights, wanted, _same_bits, "weight of a run that was resumed")
+
+
+# So that a draw is quick
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Within it, nothing is logged, and equal models are profiled once."""
+    with _silently(), _profiles_shared():
+        yield
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextlib.contextmanager
+def _profiles_shared() -> Iterator[None]:
+    """Within it, requests of the same model, micro-batch and formats share what is found on fake tensors."""
+    with mock.patch("runner.profiling.model._on_fake_tensors", _on_fake_tensors):
+        yield
+
+
+_PROFILES: dict[Any, ModelProfile] = {}
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+    kind = optimizer_of(config.optimizer)
+    own = kind.name if kind.state_bytes is not None or kind.profiler is not None else ""
+    key = repr((
+        config.model, len(targets), config.precision.name, config.trainer.freeze, config.approximate_backward, own,
+        config.parallelism.data if kind.compresses else 0, config.trainer.ema_decay is not None,
+    ))  # fmt: skip
+    if key not in _PROFILES:
+        _PROFILES[key] = profiled_anew(config, inputs, targets)
+    return _PROFILES[key]

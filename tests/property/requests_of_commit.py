@@ -1,0 +1,14 @@
+"""The seed of this commit's requests: each commit draws others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def commit() -> str:
+    """The hash of the commit, shortened; ``0`` outside of a clone."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return found.stdout.strip() or "0"
