@@ -437,6 +437,11 @@ class ProfilerConfig:
 
 
 @dataclass
+class ProfileConfig:
+    refresh: bool = False  # measure the model again, whatever is known of it
+
+
+@dataclass
 class RunConfig:
     """A whole request."""
 
@@ -481,4 +486,5 @@ class RunConfig:
     transport: TransportConfig = field(default_factory=TransportConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)

@@ -29,7 +29,7 @@ import torch
 from runner.errors import Problem, RequestError, RunnerError
 from runner.parent import end_with
 
-__all__ = ["ApartError", "EndedError", "apart"]
+__all__ = ["ApartError", "EndedError", "apart", "quietly"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         ApartError: the function raised another error.
     """
     if getattr(_OF_CHILD, "inside", False):
-        return function(*args, **kwargs)
+        return _called_here(function, args, kwargs)  # type: ignore[no-any-return]
     kind = "fork"
     while True:
         context: Any = multiprocessing.get_context(kind)
@@ -83,6 +83,29 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             error, told = value
             raise error from _TracebackOfChild(told)
         kind = "spawn"  # torch refuses a backward in a fork of a process that has used a GPU for one
+
+
+def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like :func:`apart`, and nothing that the function tells or writes to the terminal is seen."""
+    return apart(_quiet, function, args, kwargs)  # type: ignore[no-any-return]
+
+
+def _quiet(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    logging.disable()
+    warnings.simplefilter("ignore")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    return function(*args, **kwargs)
+
+
+def _called_here(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise ApartError(str(error) or type(error).__name__) from error
 
 
 class _TracebackOfChild(Exception):

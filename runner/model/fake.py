@@ -12,7 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["fake_tensors"]
+__all__ = ["fake_tensors", "import_fake_tensors"]
+
+
+def import_fake_tensors() -> None:
+    """Import what they need, before processes are forked of which each would do it."""
 
 
 def fake_tensors(shapes: Any = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from runner.plan.requested_schedule import num_stages
 
 __all__ = [
     "LoadedModel",
+    "ask_whole_model",
     "load_model",
     "model_layers",
     "of_whole_model",
@@ -150,14 +151,19 @@ def of_whole_model(config: RunConfig, question: Callable[[LoadedModel, StageModu
     Raises:
         RequestError: see :func:`load_model`; or the function raised it.
     """
-    for fake in (True, False):
+    for kind in (fake_tensors, nullcontext):
         with suppress(ApartError):  # a user's code may do anything that fake tensors cannot
-            return apart(_asked, config, question, fake=fake)
+            return apart(ask_whole_model, config, question, kind)
     return None
 
 
-def _asked(config: RunConfig, question: Callable[[LoadedModel, StageModule], T], *, fake: bool) -> T:
-    with fake_tensors() if fake else nullcontext():
+def ask_whole_model(
+    config: RunConfig,
+    question: Callable[[LoadedModel, StageModule], T],
+    kind: Callable[[], AbstractContextManager[Any]],
+) -> T:
+    """Like :func:`of_whole_model` in this process, with tensors of the given kind."""
+    with kind():
         loaded = load_model(config, cut=False)
         return question(loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1))
 

@@ -135,6 +135,7 @@ def _make(
     best: Improvement | None = None
     if suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
+        times = times and not profile.is_disturbed  # else two moments would be compared, not two numbers of threads
         best = best_override(plan, config, replan, measures_threads=times)
     reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
     return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)

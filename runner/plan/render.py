@@ -15,6 +15,8 @@ __all__ = ["table_text", "to_table", "trained_of_all"]
 # Of longer pipelines, only the first and last positions are shown.
 _SHOWN = 36
 _LEFT_OUT = "…"
+_AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+_LEAST_OF_A_UNIT = 2
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -147,12 +149,23 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     yield from _reserved(plan)
     yield from _host(plan)
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""
-    yield f"step {format_seconds(time.step_seconds)} ({time.source}){bubble}"
+    yield f"step {format_seconds(time.step_seconds)} ({time.source}{_measured(plan)}){bubble}"
     yield from _speed(plan)
     if plan.gradient_bytes_sent:
         yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"
     notes = (f"note: {line}" for line in plan.advice)
     yield from _wrapped([*_filling(plan), *notes, *(problem.line() for problem in plan.problems)], width)
+
+
+def _measured(plan: RunPlan) -> str:
+    """When seconds were measured, if it is some time ago, and what disturbed it."""
+    profile = plan.profile
+    if plan.time.source != "measured" or profile.age_seconds is None:
+        return ""
+    counts = ((profile.age_seconds // seconds, unit) for seconds, unit in _AGES)
+    count, unit = next((each for each in counts if each[0] >= _LEAST_OF_A_UNIT), (0, ""))
+    ago = f" {count} {unit} ago" if count else ""
+    return ago + (f", while other work took {profile.busy_share:.0%} of a core" if profile.is_disturbed else "")
 
 
 def _speed(plan: RunPlan) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from typing import Any
 
 from runner.errors import Problem
@@ -270,6 +271,14 @@ class RunPlan:
         """The predicted peaks by global rank."""
         return tuple(parts.total for parts in self.rank_parts)
 
+    def _measurement(self) -> dict[str, Any]:
+        """When the model's seconds were measured, and what other work took meanwhile; empty if they were not."""
+        profile = self.profile
+        if self.time.source != "measured" or profile.measured_at is None:
+            return {}
+        made: dict[str, Any] = {"at": datetime.fromtimestamp(profile.measured_at, UTC).isoformat(timespec="seconds")}
+        return {"seconds_measured": made | {"age_seconds": profile.age_seconds, "busy_share": profile.busy_share}}
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``runner plan --json``."""
         return {
@@ -280,6 +289,7 @@ class RunPlan:
             "parts": [parts.as_dict() for parts in self.rank_parts],
             "step_seconds": self.time.step_seconds,
             "seconds_source": self.time.source,
+            **self._measurement(),
             "bubble_ratio": self.time.bubble_ratio,
             "partition": [list(layers) for layers in self.partition],
             "layout": dict(self.layout),

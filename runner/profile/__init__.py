@@ -19,7 +19,15 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import MemoryTrace, ModelProfile, OddWeight, Rehearsal, SecondsSource, SharedWeight
+from runner.profile.model import (
+    NOTICEABLE_SHARE,
+    MemoryTrace,
+    ModelProfile,
+    OddWeight,
+    Rehearsal,
+    SecondsSource,
+    SharedWeight,
+)
 
 __all__ = [
     "BoundaryTensor",
@@ -29,6 +37,7 @@ __all__ = [
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
+    "NOTICEABLE_SHARE",
     "OddWeight",
     "PROFILE_FILE",
     "Pairs",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from runner.profile.layer import LayerProfile
 
-__all__ = ["MemoryTrace", "ModelProfile", "OddWeight", "Rehearsal", "SecondsSource", "SharedWeight"]
+__all__ = ["NOTICEABLE_SHARE", "MemoryTrace", "ModelProfile", "OddWeight", "Rehearsal", "SecondsSource", "SharedWeight"]
 
 SecondsSource = Literal["measured", "estimated"]
+NOTICEABLE_SHARE = 0.1
+"""The share of a core that other work may take while seconds are measured without being told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ class ModelProfile:
             :func:`runner.plan.weights.with_units` writes it.
         odd_weights: the weights that are complex, empty or of another format than fp32.
         shared_buffers: buffers that the forward of a layer changes and that other layers use, too.
+        measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
+        busy_share: the share of a core that other work took meanwhile.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -146,6 +151,18 @@ class ModelProfile:
     first_backwards: ModelProfile | None = None
     odd_weights: tuple[OddWeight, ...] = ()
     shared_buffers: tuple[str, ...] = ()
+    measured_at: float | None = None
+    busy_share: float = 0.0
+
+    @property
+    def age_seconds(self) -> int | None:
+        """How long ago the seconds were measured; None if they were not."""
+        return None if self.measured_at is None else max(0, round(time.time() - self.measured_at))
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its seconds were measured while other work took a noticeable share of the processor."""
+        return self.busy_share > NOTICEABLE_SHARE
 
     @property
     def num_parameters(self) -> int:

@@ -1,8 +1,9 @@
 """Caches layer profiles on disk, so that planning the same run twice measures only once.
 
 The key of a profile contains all that it depends on: the model, data and loss with their arguments, the micro-batch,
-precision, optimizer, device, threads, the processor, torch, and the source of every module outside the installed
-packages (so an edited model is profiled again). Deleting the folder is always safe.
+precision, optimizer, device, threads, the processor, torch, the source of every module outside the installed packages
+(so an edited model is profiled again), and what the model's and the data's functions make and read
+(:mod:`runner.profiling.form`). Deleting the folder is always safe.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ import hashlib
 import json
 import os
 import platform
-import sys
-import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
-import runner
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
-from runner.profile import ModelProfile, profile_from_json
+from runner.profile import NOTICEABLE_SHARE, ModelProfile, profile_from_json
+from runner.profiling.busy import busy_share
+from runner.profiling.form import digest_of_sources, form_of
 from runner.record import write_atomically
 from runner.targets import with_environment
 
@@ -34,12 +35,19 @@ __all__ = ["cached_profile"]
 
 
 def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
-    """The profile of a request, from the cache or newly made and then saved. Errors of the cache are ignored."""
+    """The profile of a request, from the cache or newly made and then saved. Errors of the cache are ignored.
+
+    One whose seconds were measured while others used the processor is measured again when they do not.
+    """
     import_users_code(config)  # so that its sources are part of the key
     optimizer_of(config.optimizer)
-    path = _folder() / f"{_key(config)}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return profile_from_json(path.read_text(encoding="utf-8"))
+    form = form_of(config)
+    path = _folder() / f"{_key(config, form)}.json"
+    if form is not None and not config.profile.refresh:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            known = profile_from_json(path.read_text(encoding="utf-8"))
+            if not (known.is_disturbed and busy_share() <= NOTICEABLE_SHARE):
+                return known
     profile = make(config)  # outside of the block, so that its errors are not told as errors about a missing file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +61,7 @@ def _folder() -> Path:
     return cache_root() / "profiles"
 
 
-def _key(config: RunConfig) -> str:
+def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
     depends = {
         "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points, _cut(config)],
         "sizes": _digest_of_config_file(config),
@@ -75,7 +83,8 @@ def _key(config: RunConfig) -> str:
         "seed": config.seed,
         "machine": [config.device, config.trainer.threads, _processor(), os.cpu_count(), torch.__version__],
         "hardware": [config.hardware.name, config.hardware.flops],
-        "sources": _digest_of_sources(),
+        "sources": digest_of_sources(),
+        "form": form,
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -111,27 +120,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _digest_of_sources() -> str:
-    """Digest of this package's sources and of loaded modules outside the standard and installed libraries.
-
-    All files of the package count, not only those that a command has loaded, so that a plan and a run share profiles.
-    """
-    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-    files = {file for file in loaded if file.endswith(".py") and not file.startswith(installed)}
-    digest = hashlib.sha256()
-    for file in sorted(files | _files_of_package()):
-        digest.update(file.encode())
-        try:
-            digest.update(Path(file).read_bytes())
-        except OSError:
-            continue
-    return digest.hexdigest()
-
-
-def _files_of_package() -> set[str]:
-    """The Python files of this package, including the recipes, which are a symbolic link in a clone."""
-    walked = os.walk(Path(runner.__file__).parent, followlinks=True)
-    return {os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".py")}

@@ -29,7 +29,7 @@ from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
-from runner.model.fake import fake_tensors
+from runner.model.fake import fake_tensors, import_fake_tensors
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
@@ -83,6 +83,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         why = "It is this machine, which has no GPU to measure and to ask for its memory"
         rule = "must name the machine that the ranks run on"
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
+    import_fake_tensors()
     raise_problems(pattern_problems(config))
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples, config.seed)

@@ -32,6 +32,7 @@ from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.alike import structure_of
 from runner.profiling.backward_scan import as_leaf
+from runner.profiling.busy import Probes
 from runner.profiling.fills import TimeFills
 from runner.profiling.layer_error import about_layer, about_loss
 
@@ -74,16 +75,24 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
     given = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     make = optimizer_of(config.optimizer).profiler
     time_fills: TimeFills = tuple if make is None else make().timer(device, partial(_now, device))
+    probes = Probes()
     with _threads(config.trainer.threads):
         with_targets = (given, targets)
         timed = time_layers(
-            profile, model.layers, with_targets, model.loss, dtype=dtype, autocast=autocast, time_fills=time_fills
-        )
+            profile, model.layers, with_targets, model.loss, dtype=dtype, autocast=autocast, time_fills=time_fills,
+            between=probes.probe,
+        )  # fmt: skip
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
         compressing = _compression_seconds_per_byte(config, profile, dtype, device)
     gc.collect()
-    return replace(timed, optimizer_seconds_per_byte=per_byte, compression_seconds_per_byte=compressing)
+    return replace(
+        timed,
+        optimizer_seconds_per_byte=per_byte,
+        compression_seconds_per_byte=compressing,
+        measured_at=time.time(),
+        busy_share=probes.share,
+    )
 
 
 def time_layers(
@@ -95,6 +104,7 @@ def time_layers(
     dtype: torch.dtype,
     autocast: Callable[[Any], Any] = lambda function: function,
     time_fills: TimeFills = tuple,
+    between: Callable[[], None] = lambda: None,
 ) -> ModelProfile:
     """The profile with seconds of every layer and of the loss; each runs alone, on real tensors, where the batch is.
 
@@ -109,6 +119,7 @@ def time_layers(
         dtype: the precision of weights.
         autocast: wraps a layer's function that computes in another precision.
         time_fills: adds seconds to the fills of a layer's bubbles, see :class:`runner.profiling.fills.FillProfiler`.
+        between: is called after each layer that is timed.
 
     Raises:
         LayerError: a layer or the loss refuses its input's values.
@@ -124,6 +135,7 @@ def time_layers(
             if len(before) < _TIMED_ALIKE:
                 value, timed = _time_call(function, value, device, row)
                 before.append(timed)
+                between()
             else:
                 value, timed = map_tensors(as_leaf, _forward(function, value)[0]), _with_seconds_of(before, row)
         module.zero_grad(set_to_none=True)
@@ -131,6 +143,7 @@ def time_layers(
     value = to_precision(value, torch.float32)
     with about_loss((value, targets)):
         _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss)
+    between()
     return replace(profile, layers=tuple(rows), loss=timed_loss, seconds_source="measured")
 
 

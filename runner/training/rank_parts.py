@@ -209,7 +209,8 @@ def _model(config: RunConfig, plan: RunPlan, *, filled: bool = False) -> LoadedM
     model = load_model(config, filled=filled)
     planned, found = plan.partition[-1][1] + 1, len(model.layers)
     if found != planned:
-        raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: the model changed since")
+        why = f"{config.model.target} has made another model here than for the plan"
+        raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: {why}")
     return model
 
 

@@ -70,7 +70,8 @@ class Caches(Remembering):
         self.cache.rows["row"] = torch.cat([before, value.detach().mean(0, keepdim=True)])[-4:]
         self.cache.hits["row"] += 1
         row: Tensor = self.cache.rows["row"]
-        return 1 + row.mean() / self.cache.hits["row"]
+        made: Tensor = 1 + row.mean() / self.cache.hits["row"]
+        return made
 
 
 class Draws(Remembering):

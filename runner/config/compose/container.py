@@ -31,6 +31,7 @@ _WITHOUT_EFFECT = (
     ("cost",),
     ("launcher",),
     ("logger",),
+    ("profile",),
     ("profiler",),
     ("metrics",),
     ("data", "workers"),

@@ -62,7 +62,7 @@ def best_override(plan: RunPlan, config: RunConfig, replan: Replan, *, measures_
             continue
         left -= cost
         found = tried(config, overrides, replan)
-        if found is None or not found.fits:
+        if found is None or not found.fits or found.profile.is_disturbed:
             continue
         seconds = found.time.step_seconds
         if seconds < (best.seconds if best is not None else before * (1 - _LEAST_GAIN)):
