@@ -20,6 +20,7 @@ from runner.optim.states.settings import settings_of
 __all__ = [
     "GROWN",
     "as_counted",
+    "extra_state_problems",
     "as_saved",
     "gather_optimizer_state",
     "load_buffers",
@@ -68,6 +69,19 @@ def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
 def as_saved(value: Tensor) -> Tensor:
     """A weight or buffer as files hold it: on the CPU, without its graph, and of no class but torch's own."""
     return value.detach().as_subclass(Tensor).cpu()
+
+
+def extra_state_problems(stages: Mapping[int, StageModule]) -> list[Problem]:
+    """Problems with layers whose ``get_extra_state`` returns no tensor: files hold a model's state as tensors."""
+    found = []
+    for module in stages.values():
+        for name, value in module.state_dict().items():
+            if not isinstance(value, Tensor):
+                rule = "must be a tensor, to be saved with the weights"
+                why = f"get_extra_state returns a {type(value).__name__}"
+                fix = "register_buffer, or on_save_checkpoint of a LightningModule, keep a state"
+                found.append(Problem("model", module.global_name(name), rule, f"{why}; {fix}"))
+    return found
 
 
 def load_buffers(stages: Mapping[int, StageModule], buffers: Mapping[str, Tensor]) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from runner.checkpoint.state import extra_state_problems
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
@@ -240,6 +241,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
         raise_problems(running_statistics_problems(self.view, stages, self.plan.schedule.name))
+        raise_problems(extra_state_problems(stages))
         activations = self.plan.activations
         offload = make_offload(self.plan, stages, self.options, self.root_device, self._moving)
         for number, stage in stages.items():

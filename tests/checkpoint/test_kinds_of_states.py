@@ -314,6 +314,39 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_first_step(
     assert (exported.step, exported.tensors) == (2, 4)
 
 
+class Extra(nn.Module):
+    """Has a state of its own kind beside weights and buffers."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.kept = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def get_extra_state(self) -> Any:
+        return self.kept
+
+    def set_extra_state(self, state: Any) -> None:
+        self.kept = state
+
+
+def with_extra_state(kind: str) -> nn.Sequential:
+    torch.manual_seed(3)
+    state = torch.arange(3) if kind == "tensor" else {"count": 1}
+    return nn.Sequential(nn.Linear(6, 5), Extra(state), nn.Linear(5, 4))
+
+
+def test_an_extra_state_is_saved_or_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ("model.target=test_kinds_of_states:with_extra_state", "loss=cross_entropy")
+    with pytest.raises(RequestError, match="model = 1._extra_state: must be a tensor"):
+        run_here(monkeypatch, tmp_path / "no", *run, "model.kwargs.kind=plain", base=RUN)
+    run_here(monkeypatch, tmp_path / "run", *run, "model.kwargs.kind=tensor", base=RUN)
+    assert torch.equal(load_file(tmp_path / "run" / "weights.safetensors")["1._extra_state"], torch.arange(3))
+
+
 def weights_of(run_dir: Path) -> Iterator[torch.Tensor]:
     yield from load_file(run_dir / "weights.safetensors").values()
 
