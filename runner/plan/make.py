@@ -201,6 +201,7 @@ def _refuse(config: RunConfig, profile: ModelProfile) -> None:
             layer_names=names,
             statistics=_statistics(profile),
             odd_weights=profile.odd_weights,
+            changed_buffers=profile.changed_buffers,
             shared_buffers=profile.shared_buffers,
         )
     )
@@ -223,7 +224,7 @@ def _planned(
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
 
     def assemble_checked(schedule: Schedule) -> RunPlan:
-        tensors = profile.odd_weights, profile.shared_buffers
+        tensors = profile.odd_weights, profile.changed_buffers, profile.shared_buffers
         raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *tensors))
         return assemble(schedule)
 

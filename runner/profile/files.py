@@ -33,7 +33,8 @@ def profile_from_json(text: str) -> ModelProfile:
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
     document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
     document["odd_weights"] = tuple(OddWeight(**each) for each in document.pop("odd_weights", ()))
-    document["shared_buffers"] = tuple(document.pop("shared_buffers", ()))
+    for names in ("changed_buffers", "shared_buffers"):
+        document[names] = tuple(document.pop(names, ()))
     document.pop("first_backwards", None)  # a plan's own
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)

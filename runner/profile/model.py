@@ -126,7 +126,8 @@ class ModelProfile:
             stage's first backward of a step, before which there are no gradients. A measured profile has none;
             :func:`runner.plan.weights.with_units` writes it.
         odd_weights: the weights that are complex, empty or of another format than fp32.
-        shared_buffers: buffers that the forward of a layer changes and that other layers use, too.
+        changed_buffers: buffers that the forward of a layer changes; of layers that are alike those of the first.
+        shared_buffers: those of them that other layers use, too.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
     """
@@ -150,6 +151,7 @@ class ModelProfile:
     rehearsals: tuple[Rehearsal, ...] = ()
     first_backwards: ModelProfile | None = None
     odd_weights: tuple[OddWeight, ...] = ()
+    changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
     measured_at: float | None = None
     busy_share: float = 0.0

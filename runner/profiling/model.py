@@ -333,7 +333,7 @@ def profile_layers(
                 shared = _trained_at(source, module, places)
                 value, row = alike.profile(source.label or source.name or "model", function, value, module, shared)
                 _refuse_no_tensor(source.index, module, value)
-            odd.changed(module)
+            odd.changed(source, module)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
@@ -356,6 +356,7 @@ def profile_layers(
         shared=_shared_weights(sources, dtype, state_bytes),
         sample_shapes=tuple(tuple(int(size) for size in tensor.shape[1:]) for tensor in flatten(inputs)[0]),
         odd_weights=tuple(odd.weights),
+        changed_buffers=odd.changed_buffers(),
         shared_buffers=odd.shared_buffers(),
     )
 

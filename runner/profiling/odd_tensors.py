@@ -39,18 +39,26 @@ class OddTensors:
                 full = source.full_name(name)
                 self.weights.append(OddWeight(full, dtype, parameter.numel(), parameter.requires_grad))
         for name, buffer in module.named_buffers():
-            (memory,) = changing_memory({name: buffer}.values())
+            (memory,) = changing_memory([buffer])
             self._users[memory].add(source.index)
             self._names.setdefault(memory, source.full_name(name))
         self._before = changing_memory(module.buffers())
 
-    def changed(self, module: nn.Module) -> None:
-        """Note which buffers the forward of the layer that was seen last has changed."""
+    def changed(self, source: LayerSource, module: nn.Module) -> None:
+        """Note which buffers the forward of the layer that was seen last has changed, put in their place, or made."""
         after = changing_memory(module.buffers())
         self._changed |= {memory for memory, state in self._before.items() if after.get(memory) != state}
+        for name, buffer in module.named_buffers():
+            (memory,) = changing_memory([buffer])
+            if memory not in self._before:
+                self._names[memory] = source.full_name(name)
+                self._changed.add(memory)
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """The first names of buffers that a forward changes."""
+        return tuple(dict.fromkeys(name for memory, name in self._names.items() if memory in self._changed))
 
     def shared_buffers(self) -> tuple[str, ...]:
-        """The first names of buffers that a forward changes and that other layers use, too."""
-        return tuple(
-            name for memory, name in self._names.items() if memory in self._changed and len(self._users[memory]) > 1
-        )
+        """The first names of those of them that several layers use."""
+        shared = (memory for memory in self._names if memory in self._changed and len(self._users[memory]) > 1)
+        return tuple(self._names[memory] for memory in shared)

@@ -40,6 +40,7 @@ ALL: dict[str, Any] = {  # what schedules of several kinds refuse
 }  # fmt: skip
 REQUESTS = [
     request("1f1b", zero__stage=3),
+    request("chimera"),
     request(
         "1f1b", trainer__grad_clip_value=1.0, zero__stage=1, compression__name="powersgd",
         approximate_backward__name="fewbit", weight_prediction__name="nesterov", optimizer__name="lamb",
@@ -89,7 +90,10 @@ ODD = (
 
 
 def facts(config: RunConfig) -> OrderFacts:
-    return OrderFacts(config, traits_of(executed_schedule(config)), 8, ("norm",), ODD, ("block.mask",))
+    statistics = ("norm",) if config.optimizer.name == "kfac" else ()
+    return OrderFacts(
+        config, traits_of(executed_schedule(config)), 8, statistics, ODD, ("block.mask",), ("block.mask",)
+    )
 
 
 def test_every_rule_between_a_request_and_its_schedule_has_a_request_that_breaks_it() -> None:

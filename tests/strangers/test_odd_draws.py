@@ -19,6 +19,7 @@ from runner.plan.make import make_plan
 
 DRAWS, FIRST = int(os.environ.get("ODD_DRAWS", "24")), int(os.environ.get("ODD_FROM", "0"))
 _DENSE_ALONE = {"sparse gradient"}  # torch's Adam takes no sparse gradients
+_NOT_IN_FILES = {"fading"}  # a changed buffer that is registered with persistent=False, as PyTorch leaves it out
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:grad and param do not obey")
 
@@ -36,7 +37,7 @@ def test_a_drawn_model_in_a_drawn_layout(number: int, tmp_path: Path) -> None:
     microbatches, again = draw.choice([1, 2, 4]), draw.random() < 0.4
     clip = draw.choice([None, None, 0.1])
     expected = in_plain_pytorch(kinds, optimizer, clip)
-    if draw.random() < 0.3:
+    if draw.random() < 0.3 and not _NOT_IN_FILES & {*kinds}:
         words = ["activation_checkpoint=full"] * again + [f"trainer.grad_clip_norm={clip}"] * (clip is not None)
         found = with_a_resume(kinds, microbatches, tmp_path, *words, optimizer=optimizer)
     else:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from runner.config.compose.resolve import resolve
+from runner.engine.update.copies import tensor_checksum
 from runner.errors import RequestError
 from runner.model.layers import layers_of
 from runner.model.precision import cast_module
@@ -151,3 +152,27 @@ def test_a_plan_of_a_stranger_s_model_refuses_what_the_run_would() -> None:
     assert problem.line().startswith("model.target = odd_layers:model: 1.linear.weight must have a size.")
     kept = profile_model(resolve(words_of(["sparse buffer", "mask, lazy", "complex buffer"])))
     assert [row.num_parameters for row in kept.layers] == [30, 42, 42, 42, 21]
+
+
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_copies_of_sparse_buffers_are_compared_by_places_and_values(form: str) -> None:
+    matrix = torch.eye(4)
+    other, moved = matrix.clone(), matrix.clone()
+    other[1, 1], moved[1, 1], moved[1, 2] = 2.0, 0.0, 1.0
+    plain, *different = (tensor_checksum(getattr(each, form)()) for each in (matrix, other, moved))
+    assert plain == tensor_checksum(getattr(torch.eye(4), form)())
+    assert plain not in different
+
+
+def test_a_buffer_that_a_forward_changes_has_no_copies_in_one_pipeline() -> None:
+    words = ["parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"]
+    for kind, name in (("counts", "1.seen"), ("mask, first_in_forward", "1.mask")):
+        with pytest.raises(RequestError) as refused:
+            make_plan(resolve(words_of([kind], *words)), profile_of([kind], 2))
+        (problem,) = refused.value.problems
+        assert problem.line() == (
+            f"schedule.name = chimera: must be a schedule of one pipeline, because a forward changes {name}. The "
+            "copies of a stage would each see the micro-batches of one direction, and change it otherwise. "
+            "Try schedule=1f1b."
+        )
+    assert make_plan(resolve(words_of(["sparse buffer"], *words)), profile_of(["sparse buffer"], 2)).fits

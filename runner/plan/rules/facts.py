@@ -42,7 +42,8 @@ class OrderFacts:
         num_layers: number of layers of the model.
         statistics: names of its layers with running statistics.
         odd_weights: its weights that are complex, have no elements or were not made in fp32.
-        shared_buffers: names of buffers that a forward changes and that several layers use.
+        changed_buffers: names of buffers that a forward changes.
+        shared_buffers: names of those of them that several layers use.
     """
 
     config: RunConfig
@@ -50,6 +51,7 @@ class OrderFacts:
     num_layers: int
     statistics: tuple[str, ...] = ()
     odd_weights: tuple[OddWeight, ...] = ()
+    changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
 
     @property
@@ -72,6 +74,11 @@ class OrderFacts:
     def frozen_weight(self) -> OddWeight | None:
         """The first weight that is not trained and was not made in fp32."""
         return next((each for each in self.odd_weights if not each.trained and each.dtype != "float32"), None)
+
+    @property
+    def changed_buffer(self) -> str | None:
+        """The first of ``changed_buffers``."""
+        return self.changed_buffers[0] if self.changed_buffers else None
 
     @property
     def shared_buffer(self) -> str | None:

@@ -119,6 +119,7 @@ def plan_problems(
     layer_names: Sequence[str] = (),
     statistics: Sequence[str] = (),
     odd_weights: Sequence[OddWeight] = (),
+    changed_buffers: Sequence[str] = (),
     shared_buffers: Sequence[str] = (),
 ) -> list[Problem]:
     """Check the rules that need a schedule or a topology; other rules belong to the configuration.
@@ -129,13 +130,15 @@ def plan_problems(
         world_size: number of ranks that were started already (torchrun, srun); None if the runner starts them.
         layer_names: the names of the layers; without them, layer names in the request are not checked.
         statistics: the names of layers with running statistics.
-        odd_weights, shared_buffers: see :class:`runner.profile.ModelProfile`.
+        odd_weights, changed_buffers, shared_buffers: see :class:`runner.profile.ModelProfile`.
     """
     facts = RequestFacts(config, tuple(layer_names), world_size)
     problems = list(SCHEDULE.problems(facts))
     if not problems and not is_chosen_by_plan(config):
         schedule = executed_schedule(config)
-        problems += order_problems(config, schedule, num_layers, statistics, odd_weights, shared_buffers)
+        problems += order_problems(
+            config, schedule, num_layers, statistics, odd_weights, changed_buffers, shared_buffers
+        )
     return [*problems, *(problem for table in PLACE_TABLES for problem in table.problems(facts))]
 
 
@@ -145,6 +148,7 @@ def order_problems(
     num_layers: int,
     statistics: Sequence[str] = (),
     odd_weights: Sequence[OddWeight] = (),
+    changed_buffers: Sequence[str] = (),
     shared_buffers: Sequence[str] = (),
 ) -> list[Problem]:
     """Problems of the request with a schedule.
@@ -152,8 +156,8 @@ def order_problems(
     Args:
         config: the request.
         schedule: the schedule that is planned for it.
-        num_layers, statistics, odd_weights, shared_buffers: see :func:`plan_problems`.
+        num_layers, statistics, odd_weights, changed_buffers, shared_buffers: see :func:`plan_problems`.
     """
-    tensors = tuple(odd_weights), tuple(shared_buffers)
+    tensors = tuple(odd_weights), tuple(changed_buffers), tuple(shared_buffers)
     facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics), *tensors)
     return [problem for table in ORDER_TABLES for problem in table.problems(facts)]

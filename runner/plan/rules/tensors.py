@@ -115,6 +115,20 @@ _EMPTY: Table[OrderFacts] = Table(
     applies=lambda f: f.empty_weight is not None,
 )
 
+_CHANGED: Table[OrderFacts] = Table(
+    "Buffers that a forward changes",
+    (
+        Row(
+            "schedule.name",
+            lambda f: f.order.has_copies,
+            "must be a schedule of one pipeline, because a forward changes {changed_buffer}",
+            "The copies of a stage would each see the micro-batches of one direction, and change it otherwise",
+            fix="schedule=1f1b",
+        ),
+    ),
+    applies=lambda f: f.changed_buffer is not None and not f.statistics,
+)
+
 _SHARED: Table[OrderFacts] = Table(
     "Buffers of several layers that a forward changes",
     (
@@ -129,5 +143,5 @@ _SHARED: Table[OrderFacts] = Table(
     applies=lambda f: f.shared_buffer is not None,
 )
 
-TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _EMPTY, _SHARED)
+TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _EMPTY, _CHANGED, _SHARED)
 """The tables of this file."""
