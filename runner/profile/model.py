@@ -174,7 +174,7 @@ class ModelProfile:
 
     @property
     def num_trained(self) -> int:
-        """Those of them that are trained."""
+        """The trained parameters of the whole model."""
         again = sum((len(one.layers) - 1) * one.num_parameters for one in self.shared if one.gradient_bytes)
         return sum(layer.num_trained for layer in self.layers) - again
 

@@ -35,6 +35,7 @@ _TASKS = {
     "masked": "MODEL_FOR_MASKED_LM_MAPPING",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
 
 
@@ -49,11 +50,12 @@ def build(
     """A model that returns logits; its parameters have the names that they have in ``transformers``.
 
     A language model takes token ids [batch, seq] and returns logits [batch, seq, vocabulary]; ``seq2seq`` takes two of
-    them, the encoder's and the decoder's; ``image`` takes pixels [batch, channels, height, width] and returns logits
+    them, the encoder's and the decoder's; ``speech`` takes features of sound [batch, bins, frames] and the decoder's
+    token ids; ``image`` takes pixels [batch, channels, height, width] and returns logits
     [batch, classes].
 
     Args:
-        task: ``causal``, ``masked``, ``seq2seq`` or ``image``; None: what the folder names, else ``causal``.
+        task: ``causal``, ``masked``, ``seq2seq``, ``image`` or ``speech``; None: what the folder names, else the first.
         model_type: the name of the architecture in ``transformers``, e.g. ``gpt2``, ``bert``, ``llama``; or
         config_class: its configuration class, e.g. ``GPT2Config``; or
         pretrained: a folder whose ``config.json`` says all this.
@@ -105,7 +107,7 @@ def _class_of(config: Any, task: str | None, *, from_folder: bool) -> tuple[str,
 
 
 def _noun(task: str) -> str:
-    return "model" if task == "image" else "language model"
+    return "model" if task in ("image", "speech") else "language model"
 
 
 def configuration(
@@ -173,7 +175,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def _giving_logits(task: str, base: Any) -> Any:
     """A subclass of ``base`` with the same name that returns only logits, and knows how files name its tensors."""
-    own = {"seq2seq": _of_sequences, "image": _of_images}.get(task, _of_tokens)(base)
+    kinds = {"seq2seq": _of_sequences, "image": _of_images, "speech": _of_sounds}
+    own = kinds.get(task, _of_tokens)(base)
     methods: dict[str, Any] = {"forward": own, "save_pretrained": _saving(base), "__module__": base.__module__}
     methods |= {"tensors_from": _tensors_from, "may_be_absent": _may_be_absent, "cut_points": _cut_points}
     methods |= {"untie": _untie, "untied": ()}
@@ -212,6 +215,16 @@ def _of_sequences(base: Any) -> Callable[..., Tensor]:
 def _of_images(base: Any) -> Callable[..., Tensor]:
     def forward(self: Any, pixel_values: Tensor) -> torch.Tensor:
         logits: Tensor = base.forward(self, pixel_values=pixel_values).logits
+        return logits
+
+    return forward
+
+
+def _of_sounds(base: Any) -> Callable[..., Tensor]:
+    def forward(self: Any, input_features: Tensor, decoder_input_ids: Tensor) -> torch.Tensor:
+        with one_sequence_a_row():
+            given = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
+            logits: Tensor = base.forward(self, **given).logits
         return logits
 
     return forward

@@ -26,7 +26,7 @@ class Conditions:
     Args:
         ranges: the least and the largest size of an axis, by the name of its symbol.
         comparisons: expressions of ``L``, the arguments of the model's forward by their names.
-        signature: of the model's forward.
+        signature: the arguments of the model's forward.
     """
 
     ranges: Mapping[str, tuple[float, float]]

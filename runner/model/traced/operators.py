@@ -49,7 +49,7 @@ class Program:
         constants: placeholder of each constant tensor in the model's code to that tensor.
         inputs: the model's input, flat: a placeholder for a tensor, the traced value for anything else.
         outputs: the model's output, flat: nodes and plain values.
-        conditions: on the sizes of the input, with which the model's code has taken the traced way.
+        conditions: what the sizes of the input must be, as the model's code has taken the traced way.
         input_spec, output_spec: the nesting of the flat lists; that of the input is for (args, kwargs).
     """
 

@@ -53,7 +53,7 @@ class Comparison:
         steps: number of optimizer steps compared.
         loss, gradients, weights: largest absolute differences.
         first_difference: None if the runs are equal.
-        parameters, trained_parameters: of the model.
+        parameters, trained_parameters: how many the model has, and how many of them are trained.
     """
 
     equal: bool

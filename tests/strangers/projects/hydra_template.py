@@ -93,8 +93,18 @@ class LitModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": watched}
 
 
-def build(scheduler: bool = True) -> LitModule:
-    return LitModule(
+class InStages(LitModule):
+    """The same with what a pipeline asks for: its layers, and its loss of their output."""
+
+    def layers(self) -> list[nn.Module]:
+        return [nn.Flatten(), *self.net.model]
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.criterion(logits, target)
+
+
+def build(scheduler: bool = True, stages: bool = False) -> LitModule:
+    return (InStages if stages else LitModule)(
         net=SimpleDenseNet(),
         optimizer=partial(torch.optim.Adam, lr=0.01, weight_decay=0.0),
         scheduler=partial(torch.optim.lr_scheduler.ReduceLROnPlateau, mode="min", factor=0.1, patience=10)
