@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pruning"]
 
+_Direction = Literal["minimize", "maximize"]
+
 
 class Pruning(Callback):
     """Ends the run where the pruner says so.
@@ -33,7 +35,7 @@ class Pruning(Callback):
         direction: ``minimize`` or ``maximize``.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], direction: str = "minimize") -> None:
+    def __init__(self, name: str, options: Mapping[str, Any], direction: _Direction = "minimize") -> None:
         import optuna
 
         self._pruner = getattr(optuna.pruners, PRUNERS[name])(**options)
