@@ -70,6 +70,8 @@ class PipelineStrategy(pipeline.EngineStrategy):
         boundaries: first layer of each stage after the first; default: equal numbers of layers.
         chunks: stages per rank, for schedules with several.
         skip_nonfinite: skip a step whose loss or gradients are not finite, instead of ending the run.
+        sizes_vary: whether what passes between stages may have other shapes for inputs of the same shapes, as where a
+            layer takes padding out; every message then follows one that describes it.
         scaling: settings of loss scaling, for ``precision="16-mixed"``.
         timeout_seconds: longest wait for a message.
 
@@ -87,6 +89,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
         boundaries: Sequence[int] | None = None,
         chunks: int | None = None,
         skip_nonfinite: bool = False,
+        sizes_vary: bool = False,
         scaling: LossScaling | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
@@ -103,7 +106,9 @@ class PipelineStrategy(pipeline.EngineStrategy):
             raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
         topology = Topology.grid(stages, data, placement=order.rows)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # set by seed_everything for other processes
-        options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)
+        options = EngineOptions(
+            microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite, sizes_vary=sizes_vary
+        )
         super().__init__(_Layout(topology, order, lower(order)), options, timeout_seconds=timeout_seconds)
         self.num_nodes = 1  # the Trainer sets it
         self._data = data

@@ -42,6 +42,8 @@ class EngineOptions:
         offload_drive: folder of a drive in whose files moved activations or weights lie; None: they are in host memory.
         offload_bytes_per_second: speed to which these moves are slowed down, for experiments; None: they are not.
         metrics: what is measured at validations beside the loss; the same on every rank.
+        sizes_vary: whether what passes between stages may have other shapes and plain values for inputs of the same
+            shapes. Each message then follows one that describes it.
     """
 
     microbatches: int
@@ -64,6 +66,7 @@ class EngineOptions:
     offload_bytes_per_second: float | None = None
     offload_drive: Path | None = None
     metrics: tuple[Metric, ...] = ()
+    sizes_vary: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -146,13 +147,16 @@ class TensorSpec(NamedTuple):
         """Whether a tensor has this shape; its memory may have another order."""
         return (tensor.shape, tensor.dtype, tensor.requires_grad) == self[:3]
 
+    def __str__(self) -> str:
+        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}{'' if self.requires_grad else ', no gradient'}"
+
     def allocate(self, device: torch.device) -> Tensor:
         """An empty tensor."""
         return torch.empty_permuted(self.shape, self.axes, dtype=self.dtype, device=device)  # no view, whose base stays
 
     def in_memory(self, tensor: Tensor) -> Tensor:
         """The elements of a tensor in the order of ``axes``, contiguous: what a message consists of."""
-        return tensor.permute(self.axes).contiguous()
+        return tensor.permute(self.axes).contiguous().resolve_conj().resolve_neg()
 
 
 def _axes_in_memory(tensor: Tensor) -> tuple[int, ...]:
@@ -176,6 +180,11 @@ class BoundarySpec:
     structure: Structure
     tensors: tuple[TensorSpec, ...]
 
+    @cached_property
+    def _text(self) -> str:
+        """The structure as text, in which True is not 1, and a number that is none is itself."""
+        return json.dumps(self.structure)
+
     @classmethod
     def of(cls, tensors: Sequence[Tensor], structure: Structure) -> BoundarySpec:
         """Describe a boundary whose tensors are listed in order."""
@@ -186,8 +195,11 @@ class BoundarySpec:
         return (
             len(tensors) == len(self.tensors)
             and all(spec.describes(tensor) for tensor, spec in zip(tensors, self.tensors, strict=True))
-            and structure == self.structure
+            and json.dumps(structure) == self._text
         )
+
+    def __str__(self) -> str:
+        return f"[{'; '.join(map(str, self.tensors))}] in {self._text}"
 
     def to_bytes(self) -> bytes:
         tensors = [(s.shape, str(s.dtype).removeprefix("torch."), s.requires_grad, s.axes) for s in self.tensors]

@@ -1,7 +1,7 @@
-"""Values that pass between two layers: a tensor, or tuples, lists and dicts of tensors and plain values.
+"""Values that pass between two layers: a tensor, or tensors and plain values in containers of many types.
 
 A value is flattened to a list of tensors and a JSON-able structure, so that it can cross a process border: tensors as
-messages, the structure once in an announcement.
+messages, the structure once in an announcement. A tensor that is in a value twice is listed once.
 """
 
 from __future__ import annotations
@@ -12,78 +12,125 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Structure", "call_arguments", "enter_graph", "flatten", "map_tensors", "num_samples", "shapes", "unflatten"]
+from runner.model.records import PLAIN, NotCarriedError, put_together, take_apart, why_not_plain
 
-# JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
+__all__ = [
+    "CannotPassError",
+    "Structure",
+    "call_arguments",
+    "enter_graph",
+    "flatten",
+    "map_tensors",
+    "num_samples",
+    "shapes",
+    "unflatten",
+]
+
+# JSON: {"tensor": i} | {"tuple": […]} | {"list": […]} | {"dict": [[key, …]]} | {"value": v} | {"made": [kind, …]}
 Structure: TypeAlias = Any
 
 
-def flatten(value: Any, keys: type | tuple[type, ...] = str) -> tuple[list[Tensor], Structure]:
-    """Return the tensors of ``value`` in order, and the structure that puts them back.
-
-    Args:
-        keys: the types that keys of dictionaries may have, of those that JSON keeps in a list.
+def flatten(value: Any) -> tuple[list[Tensor], Structure]:
+    """Return the tensors of ``value`` in order, each once, and the structure that puts them back.
 
     Raises:
-        TypeError: it contains something other than tensors, containers of tensors, or plain values (None, bool, int,
-            float, str).
+        CannotPassError: it contains something that another process could not make again.
     """
-    tensors: list[Tensor] = []
+    taken = _Taken()
     try:
-        return tensors, _flatten(value, tensors, keys)
-    except TypeError as error:
-        if hasattr(value, "logits"):
-            hint = "a model of transformers must return its logits alone, model(ids, use_cache=False).logits"
-            raise TypeError(f"{error}; {hint}") from error
-        raise
+        return taken.tensors, taken.apart(value)
+    except NotCarriedError as error:
+        raise CannotPassError(error) from None
 
 
-def _flatten(value: Any, tensors: list[Tensor], keys: type | tuple[type, ...]) -> Structure:
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, tuple):
-        return {"tuple": [_flatten(item, tensors, keys) for item in value]}
-    if isinstance(value, list):
-        return {"list": [_flatten(item, tensors, keys) for item in value]}
-    if isinstance(value, dict) and all(isinstance(key, keys) for key in value):
-        return {"dict": [[key, _flatten(item, tensors, keys)] for key, item in value.items()]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(
-        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts with string keys, "
-        "and plain values (None, bool, int, float, str) can"
-    )
+class CannotPassError(TypeError):
+    """A value contains something that another process could not make again."""
+
+    def __init__(self, error: NotCarriedError) -> None:
+        name = type(error.value).__name__
+        can = (
+            "only tensors, plain values (None, bool, int, float, str), and tuples, lists, dicts, named tuples and "
+            "dataclasses of them can"
+        )
+        article = "an" if name[0] in "aeiouAEIOU" else "a"
+        super().__init__(f"{article} {name} cannot pass between layers: {error.why or can}")
 
 
-def unflatten(tensors: Sequence[Tensor], structure: Structure) -> Any:
+class _Taken:
+    """Takes one value apart.
+
+    Args:
+        opaque: a list to which values are added that have no parts; None: the value is for another process, which could
+            not make them, nor objects of classes that it does not find.
+
+    Attributes:
+        tensors: the tensors that were found.
+    """
+
+    def __init__(self, opaque: list[Any] | None = None) -> None:
+        self.tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+        self._opaque = opaque
+
+    def apart(self, value: Any) -> Structure:
+        """The structure of a value, whose tensors are added to those found."""
+        made = type(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if made in PLAIN:
+            return {"value": value}
+        if made is tuple or made is list:
+            return {made.__name__: [self.apart(item) for item in value]}
+        if made is dict and all(type(key) in PLAIN for key in value):
+            return {"dict": [[key, self.apart(item)] for key, item in value.items()]}
+        try:
+            kind, of, parts = take_apart(value, by_name=self._opaque is None)
+        except NotCarriedError:
+            if self._opaque is None:
+                raise
+            self._opaque.append(value)
+            return {"opaque": len(self._opaque) - 1}
+        return {"made": [kind, of, [self.apart(part) for part in parts]]}
+
+    def _tensor(self, tensor: Tensor) -> Structure:
+        odd = why_not_plain(tensor) if self._opaque is None else None
+        if odd is not None:
+            raise NotCarriedError(tensor, f"it is a {odd}, and messages have plain memory")
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place == len(self.tensors):
+            self.tensors.append(tensor)
+        return {"tensor": place}
+
+
+def unflatten(tensors: Sequence[Tensor], structure: Structure, opaque: Sequence[Any] = ()) -> Any:
     """The inverse of :func:`flatten`."""
     ((kind, content),) = structure.items()
     match kind:
         case "tensor":
             return tensors[content]
-        case "tuple":
-            return tuple(unflatten(tensors, item) for item in content)
-        case "list":
-            return [unflatten(tensors, item) for item in content]
-        case "dict":
-            return {key: unflatten(tensors, item) for key, item in content}
-        case _:
+        case "value":
             return content
+        case "tuple":
+            return tuple([unflatten(tensors, item, opaque) for item in content])
+        case "list":
+            return [unflatten(tensors, item, opaque) for item in content]
+        case "dict":
+            return {key: unflatten(tensors, item, opaque) for key, item in content}
+        case "opaque":
+            return opaque[content]
+        case _:
+            how, of, parts = content
+            return put_together(how, of, [unflatten(tensors, part, opaque) for part in parts])
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``value`` with ``function`` applied to each of its tensors."""
+    """``value`` with ``function`` applied to each of its tensors, once to each; what it cannot look into stays."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, tuple | list):
-        mapped = [map_tensors(function, item) for item in value]
-        if isinstance(value, tuple):
-            return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
-        return mapped
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value
+    opaque: list[Any] = []
+    taken = _Taken(opaque)
+    structure = taken.apart(value)
+    return unflatten([function(tensor) for tensor in taken.tensors], structure, opaque) if taken.tensors else value
 
 
 def num_samples(value: Any) -> int:
@@ -104,12 +151,19 @@ def shapes(value: Any) -> str:
 def _shapes(value: Any) -> Iterator[str]:
     if isinstance(value, Tensor):
         yield f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _shapes(each)
     elif isinstance(value, dict):
         entries = {key: ", ".join(_shapes(each)) for key, each in value.items()}
         yield "{" + ", ".join(f"{key}: {said}" for key, said in entries.items() if said) + "}"
+    elif type(value) not in PLAIN:
+        for each in value if isinstance(value, tuple | list) else _parts_of(value):
+            yield from _shapes(each)
+
+
+def _parts_of(value: Any) -> list[Any]:
+    try:
+        return take_apart(value, by_name=False)[2]
+    except NotCarriedError:
+        return []
 
 
 def call_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

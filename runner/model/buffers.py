@@ -43,6 +43,10 @@ class _Register:
         return cls(module, dict(module._buffers), frozenset(module._non_persistent_buffers_set))
 
     def put_back(self) -> None:
+        if isinstance(self.module, torch.jit.ScriptModule):  # whose buffers are fixed, and only get other values
+            for name, tensor in self.tensors.items():
+                self.module._buffers[name] = tensor
+            return
         self.module._buffers.clear()
         self.module._buffers.update(self.tensors)
         self.module._non_persistent_buffers_set = set(self.transient)

@@ -7,6 +7,7 @@ ordinary tensor, sparse weights, and memory that two names would change.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -53,7 +54,10 @@ def odd_problems(layers: Sequence[NamedModule], target: str) -> list[Problem]:
 
 def _of_module(layer: NamedModule, module: nn.Module, target: str) -> Iterator[Problem]:
     for path, owner in module.named_modules():
-        held = {name: value for name, value in (owner._parameters | owner._buffers).items() if value is not None}
+        every = itertools.chain(
+            owner._parameters.items(), owner._buffers.items()
+        )  # of a ScriptModule they are no dicts
+        held = {name: value for name, value in every if value is not None}
         for name, value in held.items():
             persistent = name in owner._buffers and name not in owner._non_persistent_buffers_set
             shown = layer.full_name(f"{path}.{name}" if path else name)

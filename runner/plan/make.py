@@ -38,6 +38,7 @@ from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
+from runner.plan.varying_sizes import varying_size_notes
 from runner.profile import ModelProfile, Rehearsal
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import StageCosts
@@ -328,6 +329,7 @@ def _notes(
         *stages.notes,
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
+        *varying_size_notes(draft.profile),
         *kept,
         *_host_notes(draft, stages.figures, time),
         *_swap_notes(draft, stages, time),

@@ -65,6 +65,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     reads = document.pop("reads", None)
+    writes = tuple(document.pop("writes", ()))
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
@@ -77,6 +78,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         split=SplitBackward(**split) if split is not None else None,
         output=output,
         saves=saves,
+        writes=writes,
         reads=None if reads is None else tuple(reads),
         shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
         handed_backward_bytes=handed,

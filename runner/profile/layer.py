@@ -271,6 +271,8 @@ class LayerProfile:
         output: the memory of its output, each once. Empty = not known, one tensor that is not carried on is assumed.
         saves: storages of its input and its output that autograd keeps; only with ``output``.
         reads: storages of its input that its operators use, others it only passes on; None = not known, all.
+        writes: storages of its input that its forward changes in place.
+        writes_shared: whether several tensors of its input lie in one of these.
         passes_last: whether its backward makes nothing more once the gradient of any tensor is complete that it reads
             and passes on, too.
         shared_gradients: gradients of its input that are parts of a larger tensor, as after a concatenation.
@@ -328,6 +330,8 @@ class LayerProfile:
     output: tuple[BoundaryTensor, ...] = ()
     saves: tuple[int, ...] = ()
     reads: tuple[int, ...] | None = None
+    writes: tuple[int, ...] = ()
+    writes_shared: bool = False
     passes_last: bool = False
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None

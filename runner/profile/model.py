@@ -121,6 +121,9 @@ class ModelProfile:
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
+        sizes_vary: whether what layers return may have other shapes, or other plain values, for inputs of the same
+            shapes. It is false only if the layers ran on tensors without values, and gave the same each time.
+        sizes_were_seen_to_vary: whether other samples gave other shapes, so that bytes and seconds are an estimate.
         rehearsals: what is known of programs that decide in the run.
         first_backwards: where weights are at home in the host's memory, the same profile with the figures of each
             stage's first backward of a step, before which there are no gradients. A measured profile has none;
@@ -150,6 +153,8 @@ class ModelProfile:
     cast_bytes: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
     first_backwards: ModelProfile | None = None
+    sizes_vary: bool = False
+    sizes_were_seen_to_vary: bool = False
     odd_weights: tuple[OddWeight, ...] = ()
     changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()

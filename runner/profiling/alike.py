@@ -65,11 +65,12 @@ class AlikeLayers:
             return self._again(known, name, function, value)
         output, row = profile_call(name, function, value, self._tracker, self._numbers, module, shared)
         storages = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
-        saved, read = (
-            tuple(at for at, each in enumerate(storages) if each in some) for some in (row.saves, row.reads or ())
+        saved, read, written = (
+            tuple(at for at, each in enumerate(storages) if each in some)
+            for some in (row.saves, row.reads or (), row.writes)
         )
         self._known[key] = _Known(
-            row, tuple(map(self._numbers.of, given)), saved, read, self._fresh_form(given, output)
+            row, tuple(map(self._numbers.of, given)), saved, read, written, self._fresh_form(given, output)
         )
         return output, row
 
@@ -95,6 +96,7 @@ class AlikeLayers:
         given = {self._numbers.of(tensor) for tensor in flatten(value)[0]}
         saves = {self._numbers.of(tensors[place]) for place in known.saved}
         reads = {self._numbers.of(tensors[place]) for place in known.read}
+        writes = {self._numbers.of(tensors[place]) for place in known.written}
         output = boundary_tensors(made, self._tracker, self._numbers)
         now = {before: self._numbers.of(tensor) for before, tensor in zip(known.given, flatten(value)[0], strict=True)}
         shared = tuple(
@@ -107,6 +109,7 @@ class AlikeLayers:
             output=output,
             saves=tuple(sorted(saves)),
             reads=tuple(sorted(reads & given)),
+            writes=tuple(sorted(writes & given)),
             shared_gradients=shared,
             split=_split_of(known.row.split, now),
         )
@@ -154,7 +157,7 @@ class _Known:
     Args:
         row: its row.
         given: the storages of its input.
-        saved, read: the places of saved and of read tensors in its input and then its output.
+        saved, read, written: the places of saved, read and changed tensors in its input and then its output.
         output: the form of its output; None if it must run for it.
     """
 
@@ -162,6 +165,7 @@ class _Known:
     given: tuple[int, ...]
     saved: tuple[int, ...]
     read: tuple[int, ...]
+    written: tuple[int, ...]
     output: _Form | None
 
 

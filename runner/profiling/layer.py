@@ -65,7 +65,8 @@ def profile_call(
         given = map_tensors(as_leaf, value)
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
         peaks = OperatorPeaks(tracker)
-        output, saved, forward_flops = _forward(function, given, tracker, peaks)
+        watch = _WriteWatch(function)
+        output, saved, forward_flops = _forward(watch, given, tracker, peaks)
         forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
         kept, numbered = _storages(scan, given, output, numbers)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
@@ -91,6 +92,8 @@ def profile_call(
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
+            writes=tuple(sorted(set(map(numbers.of, watch.written)))),
+            writes_shared=watch.shared,
             passes_last=passes_last(function, value, tracker),
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
@@ -146,6 +149,29 @@ def _own_outputs(given: Any, output: Any, numbers: StorageNumbers) -> dict[int, 
     roots = [numbers.of(tensor) for tensor in tensors if tensor.requires_grad]
     own = {at: places[storage] for at, storage in enumerate(roots) if storage not in before}
     return own if len(roots) > 1 else {}
+
+
+class _WriteWatch:
+    """Calls a function once, and notes which tensors of its input it changes in place.
+
+    Attributes:
+        written: these tensors.
+        shared: whether another tensor of the input lies in the memory of one of them.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self.written: list[Tensor] = []
+        self.shared = False
+
+    def __call__(self, value: Any) -> Any:
+        tensors = flatten(value)[0]
+        before = [tensor._version for tensor in tensors]
+        output = self._function(value)
+        self.written = [each for each, version in zip(tensors, before, strict=True) if each._version != version]
+        memories = [tensor.untyped_storage()._cdata for tensor in tensors]
+        self.shared = any(memories.count(each.untyped_storage()._cdata) > 1 for each in self.written)
+        return output
 
 
 class _SharedGradients:

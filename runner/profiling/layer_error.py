@@ -10,7 +10,7 @@ from torch import nn
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
-from runner.model.boundary import shapes
+from runner.model.boundary import CannotPassError, shapes
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import in_short
@@ -24,8 +24,14 @@ class LayerError(Exception):
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
         self.index = index
         self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
+        if isinstance(cause, CannotPassError):
+            self.rule = f"{what} must return what can pass to the next layer"
+            super().__init__(str(cause)[:1].upper() + str(cause)[1:])
+            return
         known = out_of_range(cause, module) or by_value(cause)
         said = known if known is not None else f"it raised {in_short(cause)}"
+        if index is None and hasattr(given[0], "logits"):
+            said += "; a model of transformers may return its logits alone, model(ids, use_cache=False).logits"
         super().__init__(f"Given {shapes(given)}, {said}")
 
 

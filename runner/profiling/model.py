@@ -54,8 +54,9 @@ from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
 from runner.profiling.real_sizes import RealSizes
+from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
-from runner.profiling.try_loss import try_loss
+from runner.profiling.try_loss import is_tried_here, try_loss
 
 __all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "trace_of"]
 
@@ -90,7 +91,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     try:
         profile = apart(_on_fake_tensors, config, inputs, targets)
     except ApartError as error:  # a user's code may do anything that fake tensors cannot
-        profile = _on_real_tensors(config, inputs, targets)
+        profile, inputs, targets = _on_largest_samples(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", str(error))
     raise_problems(_without_trains(config))
     try_loss(config, profile)
@@ -260,7 +261,16 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         profiler = _fill_profiler(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
     raise_problems(_without_effect(config, model.approximation))
-    return profile
+    return replace(profile, sizes_vary=True)
+
+
+def _on_largest_samples(config: RunConfig, inputs: Any, targets: Any) -> tuple[ModelProfile, Any, Any]:
+    """Profile with real tensors: the given ones, or others of the data if layers give these other sizes."""
+    profile = _on_real_tensors(config, inputs, targets)
+    others = with_other_sizes(config, profile) if is_tried_here(config, profile) else None
+    if others is None:
+        return profile, inputs, targets
+    return replace(_on_real_tensors(config, *others), sizes_were_seen_to_vary=True), *others
 
 
 def _without_effect(config: RunConfig, approximation: Approximation | None) -> Iterator[Problem]:
@@ -315,7 +325,7 @@ def profile_layers(
     cast = [made for made, own in zip(flatten(value)[0], flatten(given)[0], strict=True) if made is not own]
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
-    rows = []
+    rows, sizes_vary = [], False
     tied, places = tied_parameters(sources) if profiler is not None else [], tied_places(sources)
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
@@ -327,7 +337,7 @@ def profile_layers(
             odd.see(source, module)
             module = cast_module(module, dtype)
             _refuse_hidden_ties(source, module, owners)
-            function = autocasting(source.calling(module), device_type, autocast)
+            function = FormWatch(autocasting(source.calling(module), device_type, autocast))
             before = value
             with about_layer(source.index, module, value):
                 shared = _trained_at(source, module, places)
@@ -339,12 +349,14 @@ def profile_layers(
                 states += profiler.state_bytes(module, tied)
                 row = replace(row, fills=profiler.fills(module, tied, function, before))
             rows.append(replace(row, optimizer_bytes=states))
+            sizes_vary = sizes_vary or function.varies
         lose = partial(checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)
     return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
+        sizes_vary=sizes_vary,
         samples=samples,
         input_bytes=num_bytes(inputs),
         target_bytes=num_bytes(targets),

@@ -27,7 +27,7 @@ from runner.model.seeds import seed_generators, seeded
 from runner.profile import ModelProfile
 from runner.targets import import_target
 
-__all__ = ["num_parts", "tried_of", "try_loss"]
+__all__ = ["first_samples", "is_tried_here", "num_parts", "tried_of", "try_loss"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def num_parts(config: RunConfig) -> int:
     return min(parts, config.data.batch_size)
 
 
-def _is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
+def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
     """Whether the loss is tried by the command, too: its data is prepared, its device is here, its model is small."""
     is_prepared = getattr(import_target("data.target", config.data.target), "spec", None) is None
     if not is_prepared or not device_is_here(config):
@@ -62,7 +62,7 @@ def try_loss(config: RunConfig, profile: ModelProfile) -> None:
             its contract.
     """
     is_shipped = config.loss.name != "auto" and config.loss.target.startswith("runner.")
-    if is_shipped or not _is_tried_here(config, profile):
+    if is_shipped or not is_tried_here(config, profile):
         return
     with seeded(config.seed, "try the loss"):
         try:
@@ -92,7 +92,7 @@ def tried_of(config: RunConfig, model: LoadedModel) -> Tried:
 
 def _problems(config: RunConfig, profile: ModelProfile) -> Iterator[Problem]:
     device = torch.device(device_type(config))
-    for samples in _samples(config, profile):
+    for samples in first_samples(config, profile):
         model = load_model(config, cut=False)
         tried = tried_of(config, model)
         if tried.is_shipped:
@@ -142,7 +142,7 @@ def _runner(config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module])
     return run
 
 
-def _samples(config: RunConfig, profile: ModelProfile) -> Iterator[tuple[Any, Any]]:
+def first_samples(config: RunConfig, profile: ModelProfile) -> Iterator[tuple[Any, Any]]:
     """The first samples of the data and, if they can be chosen, as many that are spread over all of it."""
     datasets = load_datasets(config.data, config.seed)
     per_sample = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)

@@ -88,7 +88,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     import_users_code(config)
     plan = planned(config, run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan)
+    strategy = _strategy(config, plan, sizes_vary=read_profile(run_dir).sizes_vary)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
     model = _model(config, plan, filled=config.resume is None)
@@ -117,7 +117,7 @@ def load_evaluation_parts(
     import_users_code(config)
     plan = planned(config, run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan)
+    strategy = _strategy(config, plan, sizes_vary=read_profile(run_dir).sizes_vary)
     ends = any(_ends(plan, rank))
     datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
     lengths = _lengths_of_sets(config, plan, rank, datasets, sets)
@@ -219,7 +219,7 @@ def _compile_share(config: RunConfig) -> float | None:
     return section.given.get("share") if section.target is None else None  # options of one's own mean something else
 
 
-def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
+def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineStrategy:
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
         dtype=dtype_of(config.precision.name),
@@ -241,6 +241,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         offload_bytes_per_second=config.offload.bytes_per_second,
         offload_drive=None if config.offload.drive is None else Path(config.offload.drive),
         metrics=load_metrics(config.metrics),
+        sizes_vary=sizes_vary,
     )
     device = device_type(config)
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.message_timeout_seconds}

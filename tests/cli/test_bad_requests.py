@@ -37,7 +37,7 @@ REQUESTS = [
     ("model.target=user_code:frozen", "must have parameters to train. None of its parameters requires a gradient."),
     ("model.target=user_code:giving_none", "model.target = layer 1 (Gives): must return tensors, not a NoneType."),
     (f"model.target=user_code:giving_text {TWO}", "model.target = layer 1 (Gives): must return tensors, not a str."),
-    ("model.target=user_code:giving_an_object", "layer 1 (Gives) must take what comes before it. Given (32, 12) float32, it raised TypeError: a object cannot pass between layers"),
+    ("model.target=user_code:giving_an_object", "layer 1 (Gives) must return what can pass to the next layer. An object cannot pass between layers: only tensors"),
     ("model.split_points=[3] parallelism.pipeline=2", "applies to a module without layers, which is traced. user_code:model lists 7 layers."),
     # the data
     ("data.target=user_code:raising", f"{DATA}:raising: must make the data. ValueError: the vocabulary is not there"),

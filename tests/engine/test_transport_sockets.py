@@ -59,8 +59,10 @@ def kinds(transport: SocketTransport, rank: int, peer: int) -> None:
         assert torch.equal(received, tensor)
     gathered = transport.all_gather(torch.tensor([rank]), (0, 1))
     assert torch.cat(gathered).tolist() == [0, 1]
-    transport.send_bytes(b"shapes", peer, Channel.SPEC)
+    told = transport.send_bytes(b"shapes", peer, Channel.SPEC)
     assert transport.receive_bytes(peer, Channel.SPEC) == b"shapes"
+    for handle, _ in told:
+        handle.wait()
 
 
 def send_without_waiting(transport: SocketTransport, rank: int, peer: int) -> None:

@@ -62,7 +62,7 @@ def test_the_way_to_another_process_and_back(value: Any) -> None:
     same(map_tensors(torch.clone, value), value)
 
 
-@pytest.mark.parametrize("value", [object(), {1: torch.zeros(1)}, [torch.zeros(1), {2}]])
+@pytest.mark.parametrize("value", [object(), {(1,): torch.zeros(1)}, [torch.zeros(1), {2}]])
 def test_what_cannot_pass(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot pass between layers"):
         flatten(value)

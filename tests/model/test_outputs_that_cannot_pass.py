@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,11 +11,11 @@ from runner.model.boundary import flatten
 from runner.model.traced.operators import trace
 
 
-@dataclass
 class Output:
-    """As the models of transformers return one."""
+    """An object of which nobody knows the parts."""
 
-    logits: Tensor
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
 
 
 class GivesAnObject(nn.Module):
@@ -25,11 +23,9 @@ class GivesAnObject(nn.Module):
         return Output(2 * value)
 
 
-def test_the_output_is_named_with_what_it_should_be() -> None:
-    with pytest.raises(TypeError, match="a Output cannot pass .*; a model of transformers must return its logits"):
-        flatten(Output(torch.zeros(1)))
-    with pytest.raises(TypeError, match=r"float, str\) can$"):
-        flatten(object())
+def test_the_output_is_named() -> None:
+    with pytest.raises(TypeError, match="an Output cannot pass .*named tuples and dataclasses of them can$"):
+        flatten({"a": (Output(torch.zeros(1)),)})
 
 
 def test_a_model_that_would_fail_without_a_pipeline_too_is_not_called_untraceable() -> None:

@@ -167,6 +167,8 @@ class Compute:
             output = run(enter_graph(value), seed)
         if place.stage == self._rank.view.num_stages - 1:
             output = self._lose(place, output, counts=counts)
+        elif any(tensor._backward_hooks for tensor in flatten(output)[0]):
+            output = enter_graph(output)  # hooks on several gradients act once only if none is where a backward begins
         return output
 
     def _autocasting(self) -> AbstractContextManager[Any]:

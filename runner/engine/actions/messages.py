@@ -61,11 +61,14 @@ class Messages:
 
     Args:
         rank: what the parts of the executor share.
+        sizes_vary: whether every boundary is announced anew with each of its messages; else the first time alone.
     """
 
-    def __init__(self, rank: RankContext) -> None:
+    def __init__(self, rank: RankContext, *, sizes_vary: bool = False) -> None:
         self.bytes_sent = dict.fromkeys(Payload, 0)
         self._rank = rank
+        self._sizes_vary = sizes_vary
+        self._left: dict[tuple[int, int], BoundarySpec] = {}  # what has left for a while, by stage and micro-batch
         self._specs: dict[_Boundary, BoundarySpec] = {}  # for each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # for each stage's output
         self._gradient_specs: dict[_Boundary, BoundarySpec] = {}  # for the gradient of each stage's output
@@ -137,15 +140,16 @@ class Messages:
             return
         peer = self._peer(action)
         key = (stage, peer, *window.key(microbatch))
+        sent = Outgoing()
         if payload is Payload.STASH:
-            messages = self._leaving(window, action, peer)
+            messages = self._leaving(action, key, sent)
         elif payload is Payload.GRADIENT:
             made = self._rank.buffers.take("input_gradient", stage, microbatch)
-            messages = [alone(message) for message in self._announce(self._announced_gradients, key, made)]
+            _, messages = self._announce(self._announced_gradients, key, made, sent)
+            messages = [alone(message) for message in messages]
         else:
-            messages = self._announce(self._announced, key, self._output(action))
+            _, messages = self._announce(self._announced, key, self._output(action), sent)
         assert payload is not None
-        sent = Outgoing()
         for message in messages:
             if window.training:
                 self.bytes_sent[payload] += message.numel() * message.element_size()
@@ -159,7 +163,7 @@ class Messages:
             return self._rank.buffers.peek("graph", *place)[1]
         return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
 
-    def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
+    def _leaving(self, action: Action, key: _Boundary, announcing: Outgoing) -> list[Tensor]:
         """The saved tensors of a micro-batch that leave, for the rank that hosts them or back to their owner."""
         stage, microbatch = action.stage, number_of(action)
         if stage not in self._rank.stages:
@@ -173,7 +177,8 @@ class Messages:
             tensor for part in self._rank.buffers.peek("graph", stage, microbatch) for tensor in flatten(part)[0]
         )
         memories = self._rank.buffers.peek("stash", stage, microbatch).leave(boundary)
-        return self._announce(self._announced, (stage, peer, *window.key(microbatch)), memories)
+        self._left[stage, microbatch], messages = self._announce(self._announced, key, memories, announcing)
+        return messages
 
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Keep messages until they have left, without waiting for a peer that is still computing.
@@ -198,16 +203,19 @@ class Messages:
             self._sends.popleft()
         self._sends += sent
 
-    def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
-        """Tell the receiver the shapes and layouts of a boundary the first time; later the shapes must be the same.
+    def _announce(
+        self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any, announcing: Outgoing
+    ) -> tuple[BoundarySpec, list[Tensor]]:
+        """Tell the receiver the shapes and layouts of a boundary: each time, or once if they are always the same.
 
         Args:
             announced: the shapes that were announced before, by key.
             key: the boundary; contains the receiver.
             value: the boundary's value.
+            announcing: the messages that do so are added.
 
         Returns:
-            the boundary's tensors as messages, without their history.
+            the boundary's form, and its tensors as messages, without their history.
 
         Raises:
             RuntimeError: inputs of the same shapes gave another output shape.
@@ -216,14 +224,16 @@ class Messages:
         known = announced.get(key)
         if known is None:
             known = BoundarySpec.of(tensors, structure)
-            self._rank.transport.send_bytes(known.to_bytes(), key[1], Channel.SPEC)
-            announced[key] = known
+            announcing += self._rank.transport.send_bytes(known.to_bytes(), key[1], Channel.SPEC)
+            if not self._sizes_vary:
+                announced[key] = known
         elif not known.describes(tensors, structure):
             raise RuntimeError(
-                f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
-                f"gave {known.tensors} before: shapes between stages may depend on the input's shape only"
+                f"stage {key[0]} gave {BoundarySpec.of(tensors, structure)}, and {known} for inputs of the same shapes "
+                "before; the profile saw no layer that does so. Shapes and plain values between stages may depend on "
+                "the values of tensors, but not on a state of the model or on random numbers of Python"
             )
-        return known.in_memory([tensor.detach() for tensor in tensors])
+        return known, known.in_memory([tensor.detach() for tensor in tensors])
 
     def receive(self, action: Action) -> None:
         """Post the receive of a stage's input, or of the gradient of its output."""
@@ -235,7 +245,7 @@ class Messages:
         key = (stage, peer, *window.key(microbatch))
         returns = payload is Payload.STASH and stage in self._rank.stages
         if returns:
-            known = self._announced[key]
+            known = self._left.pop((stage, microbatch))
         elif payload is Payload.GRADIENT:
             known = self._told(self._gradient_specs, key)
         else:
@@ -249,10 +259,13 @@ class Messages:
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
 
     def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
-        """The shapes of a boundary, which its sender announces the first time only."""
-        if key not in known:
-            known[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
-        return known[key]
+        """The shapes of a boundary, which its sender announces the first time, or each time."""
+        if key in known:
+            return known[key]
+        told = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
+        if not self._sizes_vary:
+            known[key] = told
+        return told
 
     def _peer(self, action: Action) -> int:
         assert action.peer is not None

@@ -83,12 +83,11 @@ class Transport(ABC):
         """A lock that is held while this rank computes: ranks of one process share a random generator."""
         return _NOTHING_HELD
 
-    def send_bytes(self, data: bytes, peer: int, channel: Channel) -> None:
-        """Send a short byte string as two messages; blocks until the peer has received it."""
+    def send_bytes(self, data: bytes, peer: int, channel: Channel) -> list[tuple[Handle, Tensor]]:
+        """Start to send a short byte string; return its two messages, which must stay alive until they have left."""
         payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         size = torch.tensor([payload.numel()], dtype=torch.int64, device=self.device)
-        for handle in (self.send(size, peer, channel), self.send(payload, peer, channel)):
-            handle.wait()
+        return [(self.send(message, peer, channel), message) for message in (size, payload)]
 
     def receive_bytes(self, peer: int, channel: Channel) -> bytes:
         """Receive a byte string from :meth:`send_bytes`."""

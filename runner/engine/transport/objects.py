@@ -32,10 +32,9 @@ def packed(value: Any) -> Tensor:
         TypeError: it holds something else.
     """
     try:
-        tensors, structure = flatten(value, keys=(str, int))
+        tensors, structure = flatten(value)
     except TypeError as error:
-        said = str(error).replace("between layers", "between ranks").replace("string keys", "keys of text or numbers")
-        raise TypeError(said) from None
+        raise TypeError(str(error).replace("between layers", "between ranks")) from None
     orders = [_axes_in_memory(tensor) for tensor in tensors]
     tensors = [tensor.permute(order) for tensor, order in zip(tensors, orders, strict=True)]
     names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.jit._fuser import optimized_execution
 
 from runner.memory.apply.kept_operators import KeptOutputs
 from runner.memory.apply.surroundings import Surroundings
 from runner.memory.solve.values import GraphProgram, Rerun
+from runner.model.boundary import flatten, unflatten
 from runner.model.buffers import BufferSnapshot, ChangedBuffers
 from runner.model.layers import Part, StageModule
 
@@ -111,7 +112,7 @@ class _Layer:
     index: int
     run: _Run
     keeps_graph: bool
-    leaves: list[Any]
+    leaves: list[_Leaf]
     structure: Any
     surroundings: Surroundings | None
     before: BufferSnapshot
@@ -148,7 +149,7 @@ class MicroBatch:
         layer = self._layers[index] = self._begin(index, run, value, own, seeded=seeded)
         versions = [tensor._version for tensor in tensors_in(value)]
         hooks = torch.autograd.graph.saved_tensors_hooks(partial(self._pack, layer), partial(self._unpack, layer))
-        with hooks, layer.kept.keeping() if layer.kept is not None else nullcontext():
+        with hooks, optimized_execution(False), layer.kept.keeping() if layer.kept is not None else nullcontext():
             output = run(value)
         if versions != [tensor._version for tensor in tensors_in(value)]:
             raise RuntimeError(
@@ -170,8 +171,8 @@ class MicroBatch:
         before = ChangedBuffers(modules).snapshot()
         if not modules:
             return _Layer(index, run, keeps_graph, [], None, None, before)
-        leaves, structure = tree_flatten(value)
-        own = [self._leaf(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors, structure = flatten(value)
+        own = [self._leaf(tensor) for tensor in tensors]
         preset = self._program.leaves(index)
         kept = KeptOutputs(index, preset) if preset is not None else None
         return _Layer(index, run, keeps_graph, own, structure, Surroundings(value, seeded=seeded), before, kept=kept)
@@ -243,9 +244,7 @@ class MicroBatch:
         layer = self._layers[rerun.layer]
         assert layer.surroundings is not None  # the program said that it runs again
         blanks: dict[int, Tensor] = {}
-        leaves = [self._input(leaf, blanks) if isinstance(leaf, _Leaf) else leaf for leaf in layer.leaves]
-        value = tree_unflatten(leaves, layer.structure)
-        del leaves
+        value = unflatten([self._input(leaf, blanks) for leaf in layer.leaves], layer.structure)
         found: list[_Slot] = []
 
         def pack(tensor: Tensor) -> None:
@@ -327,5 +326,5 @@ def _no_backward(dropped: None) -> Tensor:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a value, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """The tensors in a value, in order, each once."""
+    return flatten(value)[0]

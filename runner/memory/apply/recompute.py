@@ -4,7 +4,9 @@ It uses the non-reentrant ``torch.utils.checkpoint`` and makes equal what would 
 numbers: the part seeds itself layer by layer, or the state of the generators is restored. Buffers that a forward
 changes, such as batch norm's running statistics: the second run works on copies of their earlier values, so that they
 are updated once. Such layers allow only one backward per forward.
-State that is neither a buffer nor a random generator must not change in a forward.
+A hook that a layer puts on its own input is one of the first run: the second run has other tensors with the same memory
+as its input, through which no gradient goes. State that is neither a buffer nor a random generator must not change in a
+forward.
 """
 
 from __future__ import annotations
@@ -16,15 +18,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch import Tensor, nn
+from torch.jit._fuser import optimized_execution
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _StopRecomputationError,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from runner.memory.solve.save_ops import SaveChoice
+from runner.model.boundary import enter_graph, flatten, unflatten
 from runner.model.buffers import BufferSnapshot, ChangedBuffers
 from runner.profiling.saved_scan import operator_name
 
 __all__ = ["Recompute"]
+
+_IN_A_SCRIPT = "The following operation failed in the TorchScript interpreter"
 
 _running_again: ContextVar[bool] = ContextVar("running_again", default=False)
 """Whether a part is run again. Parts inside are then run again from what they kept in the first run."""
@@ -45,22 +55,25 @@ class Recompute:
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
             return run(value)
-        leaves, structure = tree_flatten(value)  # tensors in containers are inputs too, which outer hooks must see
+        tensors, structure = flatten(value)  # tensors in containers are inputs too, which outer hooks must see
         before = BufferSnapshot([]) if _running_again.get() else self._buffers.snapshot()
         runs = 0
 
-        def part(*given: Any) -> Any:
+        def part(*given: Tensor) -> Any:
             nonlocal runs
             runs += 1
             if runs > 2 and before:
                 raise RuntimeError("a second backward through layers that change their buffers is not possible")
-            with self._again(before) if runs > 1 else contextlib.nullcontext():
-                return run(tree_unflatten(given, structure))
+            with optimized_execution(False):  # else TorchScript saves other tensors in later runs than in the first
+                if runs == 1:
+                    return run(unflatten(given, structure))
+                with self._again(before), _stopping():
+                    return run(unflatten([_apart(tensor) for tensor in given], structure))
 
         options: dict[str, Any] = {}
         if self._save_ops is not None:
             options["context_fn"] = partial(_selective_contexts, self._save_ops)
-        output = checkpoint(part, *leaves, use_reentrant=False, preserve_rng_state=not seeded, **options)
+        output = checkpoint(part, *tensors, use_reentrant=False, preserve_rng_state=not seeded, **options)
         before.forget_unchanged()
         return output
 
@@ -73,6 +86,30 @@ class Recompute:
                 yield
         finally:
             _running_again.reset(token)
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A tensor of the input for a second run: another one over the same memory, behind which there is no graph.
+
+    What the part does with its input, such as hooking on its gradient, it has done to the tensor of the first run.
+    """
+    apart: Tensor = enter_graph(tensor.detach().requires_grad_(tensor.requires_grad))
+    return apart
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[None]:
+    """Let torch's checkpoint see that it has stopped a second run, also where TorchScript has made an error of it.
+
+    The checkpoint raises an error without a text from within an operator when it has all that it needs. It says itself
+    if something was missing.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _IN_A_SCRIPT in str(error) and str(error).rstrip().endswith("RuntimeError:"):
+            raise _StopRecomputationError from None
+        raise
 
 
 def _selective_contexts(preset: str) -> tuple[Any, Any]:

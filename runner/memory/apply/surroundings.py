@@ -1,4 +1,8 @@
-"""What a layer's run depends on besides its input and its buffers: random numbers and autocast."""
+"""What a layer's run depends on besides its input and its buffers: random numbers, autocast, TorchScript's executor.
+
+TorchScript's executor learns from the first runs and saves other tensors in later ones, so that layers which are run
+again are run without its optimizations, the first time, too.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.jit._fuser import optimized_execution
 from torch.utils.checkpoint import get_device_states, set_device_states
+
+from runner.model.boundary import flatten
 
 __all__ = ["Surroundings"]
 
@@ -23,7 +28,7 @@ class Surroundings:
     """
 
     def __init__(self, value: Any, *, seeded: bool) -> None:
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        tensors, _ = flatten(value)
         types = sorted({"cpu", *(tensor.device.type for tensor in tensors)} - {"meta"})
         self._autocast = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in types]
         self._caches = torch.is_autocast_cache_enabled()
@@ -32,7 +37,7 @@ class Surroundings:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Begin as then; generators are as they were before when the context ends."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, optimized_execution(False):
             for device, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=self._caches))
             if self._random is not None:

@@ -23,6 +23,7 @@ from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
 from runner.plan.draft import Draft
+from runner.plan.in_place import in_place_problems
 from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.rank_limit import RankMemory
@@ -139,6 +140,7 @@ def _stages_of(draft: Draft, layers: Partition, notes: tuple[str, ...], choose: 
         activations = with_lenders_whole(activations, layers, draft.schedule)
         costs = adjusted(draft.profile, activations)
     raise_problems(program_problems(draft.config, activations))
+    raise_problems(list(in_place_problems(draft.config, draft.profile, activations)))
     weights, costs = _planned_weights(draft, layers, activations, costs)
     turns = turns_of_ranks(weights, activations, draft.schedule, draft.profile)
     figures = stage_figures(costs, layers)
