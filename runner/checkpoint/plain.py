@@ -154,7 +154,7 @@ class _Words:
     Args:
         in_parts: see :func:`as_plain`.
         admitted: identities of the classes and functions that a file may name.
-        kinds: by place as JSON, the kind that brings a value back.
+        kinds: the kind that brings a value back, for each place as JSON.
         told: see :class:`Plain`.
     """
 

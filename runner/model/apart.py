@@ -211,5 +211,5 @@ def _send_what_is_told(sender: Connection) -> None:
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Those attributes of a record that are plain values."""
+    """The attributes of a record that are plain values."""
     return {name: value for name, value in attributes.items() if isinstance(value, str | int | float | None)}

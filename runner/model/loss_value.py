@@ -25,7 +25,7 @@ class Value:
         total, weight: its sum and weight; of a mean, the weight is the number of samples.
         is_pair: whether it returned both itself.
         eps: the rounding step of its dtype.
-        gradients: of the sum, by the output's tensors; empty if there are none.
+        gradients: the gradients of the sum by the output's tensors; empty if there are none.
         foreign: weights with a gradient that are not of the model.
     """
 
@@ -56,7 +56,7 @@ def of_output(loss: LossFunction, output: Any, targets: Any, *, known: Sequence[
 
     Args:
         loss: the loss function.
-        output, targets: with the samples on the first axis of each tensor.
+        output, targets: values whose tensors have the samples on the first axis.
         known: the model's own weights.
     """
     tensors, structure = flatten(to_precision(output, torch.float32))

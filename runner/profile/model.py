@@ -130,7 +130,7 @@ class ModelProfile:
             :func:`runner.plan.weights.with_units` writes it.
         odd_weights: the weights that are complex, empty or of another format than fp32.
         changed_buffers: buffers that the forward of a layer changes; of layers that are alike those of the first.
-        shared_buffers: those of them that other layers use, too.
+        shared_buffers: the buffers among them that other layers use, too.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
     """

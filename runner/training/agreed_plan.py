@@ -60,7 +60,7 @@ def differing(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     """What to say of ranks whose digests differ from those of rank 0; None if all agree.
 
     Args:
-        ranks: of every rank, the name of its ``host`` and its ``digests``.
+        ranks: the name of the ``host`` and the ``digests`` of every rank.
     """
     first = ranks[0]
     for rank, other in enumerate(ranks):
