@@ -232,8 +232,19 @@ def _ragged(samples: Sequence[Any]) -> str:
 
 
 def load_loss(config: LossConfig) -> LossFunction:
-    """The loss function, with its section's ``kwargs`` bound to it."""
+    """The loss function, with its section's ``kwargs`` bound to it.
+
+    Raises:
+        RequestError: there is no such function, or it is a class.
+    """
     function = import_target("loss.target", config.target)
+    if isinstance(function, type):
+        rule, why = (
+            "must be a function of output and target",
+            f"{function.__name__} is a class, to be made without them",
+        )
+        fix = f"an object of it in a module of yours, loss = {function.__name__}(), as loss.target=mine:loss"
+        raise RequestError([Problem("loss.target", config.target, rule, why, fix)])
     kwargs = with_environment(config.kwargs)
     return (lambda output, target: function(output, target, **kwargs)) if kwargs else function
 

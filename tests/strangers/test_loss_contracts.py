@@ -37,6 +37,7 @@ SAID = {
     ),
     "tempered": "must have no weights of its own to train. Its weights (scale) are not the model's",
     "by_a_weight_outside": "Its weights (of shape (7,)) are not the model's, and would not be trained.",
+    "Tempered": "must be a function of output and target. Tempered is a class, to be made without them. Try an object",
     "running": "must give the same for the same output and target.",
 }
 
