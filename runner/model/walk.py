@@ -48,10 +48,13 @@ class Part:
         name: what it is called.
         read: returns the contents.
         write: makes these the contents.
+        is_named: whether the contents are names and values in turn.
     """
 
-    def __init__(self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None]) -> None:
-        self.name, self._read, self._write = name, read, write
+    def __init__(
+        self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None], *, is_named: bool = False
+    ) -> None:
+        self.name, self.is_named, self._read, self._write = name, is_named, read, write
         self._before = read()
 
     def has_changed(self) -> bool:
@@ -62,6 +65,15 @@ class Part:
         """What has been among the contents."""
         left = {id(each) for each in self._read()}
         return [each for each in self._before if id(each) not in left]
+
+    def changed_name(self) -> str:
+        """The name with that of the first content that has changed, where contents have names."""
+        now = self._read()
+        pairs = dict(zip(now[::2], now[1::2], strict=False)) if self.is_named else {}
+        for key, value in zip(self._before[::2], self._before[1::2], strict=False) if self.is_named else ():
+            if key not in pairs or not _is_same(pairs[key], value):
+                return ".".join(part for part in (self.name, str(key)) if part)
+        return self.name
 
     def put_back(self, instead: dict[int, Any]) -> None:
         """Make the contents those that were, but some by others of this dict."""
@@ -124,8 +136,10 @@ class Walk:
             self._keep_attribute(f"{name}.{slot}", value, slot)
         self._open.append((type(value).__name__, type(value)))
 
-    def _part(self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None]) -> None:
-        self.parts.append(Part(name, read, write))
+    def _part(
+        self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None], *, is_named: bool = False
+    ) -> None:
+        self.parts.append(Part(name, read, write, is_named=is_named))
 
     def _keep_tensor(self, name: str, value: Tensor) -> None:
         if value.layout is torch.strided:
@@ -147,7 +161,7 @@ class Walk:
                 del value[key]
             value.update(zip(contents[::2], contents[1::2], strict=True))
 
-        self._part(name, read, write)
+        self._part(name, read, write, is_named=True)
         contents = read()
         pairs = zip(contents[::2], contents[1::2], strict=True)
         self._open += [(".".join(part for part in (name, str(key)) if part), each) for key, each in pairs]

@@ -23,6 +23,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         written: the keys of the tensors that were written to.
+        read: the keys of those that an operator was given, to read or to write.
         copies: their values before, where they are copied.
     """
 
@@ -30,6 +31,7 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.watched, self.copying = dict(watched), copying
         self.written: set[int] = set()
+        self.read: set[int] = set()
         self.copies: dict[int, Tensor] = {}
         self._keys: dict[int, list[int]] = defaultdict(list)
         for key, tensor in self.watched.items():
@@ -41,6 +43,9 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if _is_written(described):
                 given = args[place] if place < len(args) else kwargs.get(described.name)
                 self._note(leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                self.read.update(self._keys.get(leaf.untyped_storage()._cdata, ()))
         return func(*args, **kwargs)
 
     def _note(self, tensors: Any) -> None:

@@ -204,6 +204,7 @@ def _refuse(config: RunConfig, profile: ModelProfile) -> None:
             odd_weights=profile.odd_weights,
             changed_buffers=profile.changed_buffers,
             shared_buffers=profile.shared_buffers,
+            changed_states=profile.changed_states,
         )
     )
 
@@ -225,8 +226,8 @@ def _planned(
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
 
     def assemble_checked(schedule: Schedule) -> RunPlan:
-        tensors = profile.odd_weights, profile.changed_buffers, profile.shared_buffers
-        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *tensors))
+        seen = profile.odd_weights, profile.changed_buffers, profile.shared_buffers, profile.changed_states
+        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *seen))
         return assemble(schedule)
 
     if chosen is None and is_chosen_by_plan(config):

@@ -21,6 +21,7 @@ from runner.profile.layer import (
 )
 from runner.profile.model import (
     NOTICEABLE_SHARE,
+    ChangedState,
     MemoryTrace,
     ModelProfile,
     OddWeight,
@@ -30,6 +31,7 @@ from runner.profile.model import (
 )
 
 __all__ = [
+    "ChangedState",
     "BoundaryTensor",
     "FillProfile",
     "GradientPeaks",

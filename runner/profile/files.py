@@ -17,7 +17,7 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import MemoryTrace, ModelProfile, OddWeight, Rehearsal, SharedWeight
+from runner.profile.model import ChangedState, MemoryTrace, ModelProfile, OddWeight, Rehearsal, SharedWeight
 
 __all__ = ["PROFILE_FILE", "profile_from_json", "read_profile"]
 
@@ -35,6 +35,7 @@ def profile_from_json(text: str) -> ModelProfile:
     document["odd_weights"] = tuple(OddWeight(**each) for each in document.pop("odd_weights", ()))
     for names in ("changed_buffers", "shared_buffers"):
         document[names] = tuple(document.pop(names, ()))
+    document["changed_states"] = tuple(ChangedState(**each) for each in document.pop("changed_states", ()))
     document.pop("first_backwards", None)  # a plan's own
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)

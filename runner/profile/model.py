@@ -9,7 +9,16 @@ from typing import Literal
 
 from runner.profile.layer import LayerProfile
 
-__all__ = ["NOTICEABLE_SHARE", "MemoryTrace", "ModelProfile", "OddWeight", "Rehearsal", "SecondsSource", "SharedWeight"]
+__all__ = [
+    "ChangedState",
+    "MemoryTrace",
+    "ModelProfile",
+    "NOTICEABLE_SHARE",
+    "OddWeight",
+    "Rehearsal",
+    "SecondsSource",
+    "SharedWeight",
+]
 
 SecondsSource = Literal["measured", "estimated"]
 NOTICEABLE_SHARE = 0.1
@@ -99,6 +108,21 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedState:
+    """Something that the forward of a layer changes, beside buffers, on which its next forward depends.
+
+    Args:
+        name: what the model's code calls it.
+        weight: whether it is a parameter.
+        trained: whether it is a parameter that is trained.
+    """
+
+    name: str
+    weight: bool
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
 
@@ -131,6 +155,7 @@ class ModelProfile:
         odd_weights: the weights that are complex, empty or of another format than fp32.
         changed_buffers: buffers that the forward of a layer changes; of layers that are alike those of the first.
         shared_buffers: the buffers among them that other layers use, too.
+        changed_states: what forwards of layers change besides buffers.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
     """
@@ -158,6 +183,7 @@ class ModelProfile:
     odd_weights: tuple[OddWeight, ...] = ()
     changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
+    changed_states: tuple[ChangedState, ...] = ()
     measured_at: float | None = None
     busy_share: float = 0.0
 

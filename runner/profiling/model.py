@@ -47,6 +47,7 @@ from runner.plan.time.estimate import with_estimated_seconds
 from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
+from runner.profiling.changed_states import ChangedStates
 from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
@@ -331,7 +332,7 @@ def profile_layers(
     numbers = StorageNumbers()
     with LiveTracker() as tracker:
         alike = AlikeLayers(tracker, numbers)
-        odd = OddTensors()
+        odd, changed = OddTensors(), ChangedStates()
         for source in sources:
             module = source.build()
             odd.see(source, module)
@@ -344,6 +345,7 @@ def profile_layers(
                 value, row = alike.profile(source.label or source.name or "model", function, value, module, shared)
                 _refuse_no_tensor(source.index, module, value)
             odd.changed(source, module)
+            changed.see(source, module, function, before)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
@@ -370,6 +372,7 @@ def profile_layers(
         odd_weights=tuple(odd.weights),
         changed_buffers=odd.changed_buffers(),
         shared_buffers=odd.shared_buffers(),
+        changed_states=tuple(changed.found),
     )
 
 

@@ -15,10 +15,14 @@ from stateful import IN_BUFFERS, KINDS, ONE_PROCESS, WRITE_WEIGHTS, Streams, for
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from runner.config.compose.resolve import resolve
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.errors import RequestError
 from runner.memory.apply.recompute import Recompute
 from runner.model.kept_state import KeptState
 from runner.model.layers import Part, StageModule
+from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
 
 STEPS = 3
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -175,3 +179,36 @@ def test_a_generator_that_cannot_be_put_back_is_told_in_one_line(caplog: pytest.
     run_ranks(1, run)
     said = "the runs before the first step have changed what cannot be put back: 1.numbers"
     assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def planned(kind: str, *words: str) -> list[str]:
+    """The paths of the problems of a plan of a model of this kind."""
+    named = [
+        "model.target=stateful:model",
+        f"model.kwargs={{kinds: [{kind}], seed: 1}}",
+        "data.target=test_states:samples",
+    ]
+    asked = resolve([*named, "data.batch_size=8", "loss=cross_entropy", "hardware=a100_80gb", "device=cpu", *words])
+    try:
+        make_plan(asked, profile_model(asked))
+    except RequestError as error:
+        return [problem.path for problem in error.problems]
+    return []
+
+
+def samples() -> torch.utils.data.TensorDataset:
+    return torch.utils.data.TensorDataset(*batches(0, 8)[0])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"Switches"}))
+def test_layers_that_would_change_their_state_twice_are_refused(kind: str) -> None:
+    refused = [] if kind in {*IN_BUFFERS, "Replaces"} else ["activation_checkpoint.name"]
+    assert planned(kind, "activation_checkpoint=full") == refused
+    again = ("parallelism.pipeline=2", "schedule.microbatches=2")
+    assert planned(kind, *again) == (["schedule.microbatches"] if kind in {"Momentum", "Clips"} else [])
+    assert planned(kind, "schedule.microbatches=2") == []
+
+
+def test_layers_that_remember_nothing_are_not_refused() -> None:
+    words = ("model=gpt", "hardware=a100_80gb", "device=cpu", "activation_checkpoint=full")
+    assert profile_model(resolve([*words])).changed_states == ()

@@ -63,7 +63,7 @@ def rules_that_asked(
     names = tuple(layer.name for layer in profile.layers)
     statistics = tuple(layer.name for layer in profile.layers if layer.has_running_statistics)
     request = RequestFacts(config, names)
-    tensors = profile.odd_weights, profile.changed_buffers, profile.shared_buffers
+    tensors = profile.odd_weights, profile.changed_buffers, profile.shared_buffers, profile.changed_states
     order = OrderFacts(config, traits_of(schedule), len(names), statistics, *tensors)
     return [
         *_asked(CONFIG_TABLES, config, named),

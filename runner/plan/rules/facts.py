@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
-from runner.profile import OddWeight
+from runner.profile import ChangedState, OddWeight
 from runner.schedule.traits import ScheduleTraits
 
 __all__ = ["OrderFacts", "RequestFacts", "is_complex"]
@@ -44,6 +44,7 @@ class OrderFacts:
         odd_weights: its weights that are complex, have no elements or were not made in fp32.
         changed_buffers: names of buffers that a forward changes.
         shared_buffers: names of those of them that several layers use.
+        changed_states: what forwards change besides buffers.
     """
 
     config: RunConfig
@@ -53,6 +54,22 @@ class OrderFacts:
     odd_weights: tuple[OddWeight, ...] = ()
     changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
+    changed_states: tuple[ChangedState, ...] = ()
+
+    @property
+    def changed_state(self) -> str | None:
+        """The first thing that a forward changes and that is no buffer."""
+        return next((each.name for each in self.changed_states), None)
+
+    @property
+    def written_weight(self) -> str | None:
+        """The first weight that a forward changes."""
+        return next((each.name for each in self.changed_states if each.weight), None)
+
+    @property
+    def written_trained(self) -> str | None:
+        """The first trained weight that a forward changes."""
+        return next((each.name for each in self.changed_states if each.trained), None)
 
     @property
     def complex_weight(self) -> str | None:

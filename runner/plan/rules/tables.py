@@ -30,7 +30,7 @@ from runner.plan.rules.schedule import (
 )
 from runner.plan.rules.tensors import TENSOR_TABLES
 from runner.plan.rules.zero import SHARING_TABLES
-from runner.profile import OddWeight
+from runner.profile import ChangedState, OddWeight
 from runner.schedule.traits import traits_of
 from runner.schedule.values import Schedule
 
@@ -121,6 +121,7 @@ def plan_problems(
     odd_weights: Sequence[OddWeight] = (),
     changed_buffers: Sequence[str] = (),
     shared_buffers: Sequence[str] = (),
+    changed_states: Sequence[ChangedState] = (),
 ) -> list[Problem]:
     """Check the rules that need a schedule or a topology; other rules belong to the configuration.
 
@@ -130,14 +131,14 @@ def plan_problems(
         world_size: number of ranks that were started already (torchrun, srun); None if the runner starts them.
         layer_names: the names of the layers; without them, layer names in the request are not checked.
         statistics: the names of layers with running statistics.
-        odd_weights, changed_buffers, shared_buffers: see :class:`runner.profile.ModelProfile`.
+        odd_weights, changed_buffers, shared_buffers, changed_states: see :class:`runner.profile.ModelProfile`.
     """
     facts = RequestFacts(config, tuple(layer_names), world_size)
     problems = list(SCHEDULE.problems(facts))
     if not problems and not is_chosen_by_plan(config):
         schedule = executed_schedule(config)
         problems += order_problems(
-            config, schedule, num_layers, statistics, odd_weights, changed_buffers, shared_buffers
+            config, schedule, num_layers, statistics, odd_weights, changed_buffers, shared_buffers, changed_states
         )
     return [*problems, *(problem for table in PLACE_TABLES for problem in table.problems(facts))]
 
@@ -150,14 +151,15 @@ def order_problems(
     odd_weights: Sequence[OddWeight] = (),
     changed_buffers: Sequence[str] = (),
     shared_buffers: Sequence[str] = (),
+    changed_states: Sequence[ChangedState] = (),
 ) -> list[Problem]:
     """Problems of the request with a schedule.
 
     Args:
         config: the request.
         schedule: the schedule that is planned for it.
-        num_layers, statistics, odd_weights, changed_buffers, shared_buffers: see :func:`plan_problems`.
+        num_layers, statistics, odd_weights, changed_buffers, shared_buffers, changed_states: see :func:`plan_problems`.
     """
-    tensors = tuple(odd_weights), tuple(changed_buffers), tuple(shared_buffers)
+    tensors = tuple(odd_weights), tuple(changed_buffers), tuple(shared_buffers), tuple(changed_states)
     facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics), *tensors)
     return [problem for table in ORDER_TABLES for problem in table.problems(facts)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table, value_at
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
@@ -143,5 +145,93 @@ _SHARED: Table[OrderFacts] = Table(
     applies=lambda f: f.shared_buffer is not None,
 )
 
-TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _EMPTY, _CHANGED, _SHARED)
+_AGAIN = "It would run again in a backward, and change it twice"
+_ORDER = "Forwards would run more than once, or not in the order of the micro-batches, and change it in another way"
+_RUN_AGAIN = ("auto", "pofo", "superneurons", "swapadvisor")
+
+
+def _unchanged(path: str, wrong: Callable[[OrderFacts], bool], why: str, fix: str, *, needed: str) -> Row[OrderFacts]:
+    """The rule that a key is as ``needed`` where a forward changes what is no buffer."""
+    return Row(path, wrong, f"must be {needed}, because a forward changes {{changed_state}}", why, fix=fix)
+
+
+_REMEMBERED: Table[OrderFacts] = Table(
+    "What forwards change besides buffers",
+    (
+        _unchanged(
+            "activation_checkpoint.name",
+            lambda f: f.config.activation_checkpoint.name != "none",
+            _AGAIN,
+            "activation_checkpoint=none",
+            needed="none",
+        ),
+        _unchanged(
+            "offload.activations",
+            lambda f: f.config.offload.activations in _RUN_AGAIN,
+            _AGAIN,
+            "offload.activations=none",
+            needed="one that runs no layer again",
+        ),
+        _unchanged(
+            "schedule.name",
+            lambda f: f.order.recomputes or f.order.has_copies or f.order.leaves_its_order,
+            _ORDER,
+            "schedule=1f1b",
+            needed="one that runs each forward once, in one place",
+        ),
+        _unchanged(
+            "schedule.post_validation",
+            lambda f: f.config.schedule.post_validation,
+            "Forwards that have begun are taken back, and what they have changed is not",
+            "schedule.post_validation=false",
+            needed="false",
+        ),
+    ),
+    applies=lambda f: f.changed_state is not None,
+)
+
+
+def _has_masters(facts: OrderFacts) -> bool:
+    return bool(PRECISIONS[facts.config.precision.name].master_weights)
+
+
+_WRITTEN: Table[OrderFacts] = Table(
+    "Weights that forwards change",
+    (
+        Row(
+            "schedule.microbatches",
+            lambda f: (
+                f.config.schedule.computed_microbatches > 1
+                and (f.config.parallelism.pipeline > 1 or f.order.name != "1f1b")
+            ),
+            "must be 1 here, because a forward changes the weight {written_weight}",
+            "Backwards of earlier micro-batches would read what later forwards have written",
+            fix="schedule.microbatches=1",
+        ),
+        Row(
+            "schedule.name",
+            lambda f: f.order.is_asynchronous or f.order.own_weights,
+            "must be a schedule with one version of the weights, because a forward changes {written_weight}",
+            "The change would be made in one version of it alone",
+            fix="schedule=1f1b",
+        ),
+        Row(
+            "zero.stage",
+            lambda f: f.config.zero.stage is not None,
+            "must be null, because a forward changes the weight {written_weight}",
+            "DeepSpeed keeps weights of its own, from which it writes this one anew in every step",
+            fix="zero=none",
+        ),
+        Row(
+            "precision.name",
+            lambda f: _has_masters(f) and f.written_trained is not None,
+            "must be one without fp32 masters, because a forward changes the weight {written_trained}",
+            "The optimizer would write it anew from its master in every step",
+            fix="precision=fp32",
+        ),
+    ),
+    applies=lambda f: f.written_weight is not None,
+)
+
+TENSOR_TABLES = (_COMPLEX, _OTHER, _FROZEN, _EMPTY, _CHANGED, _SHARED, _REMEMBERED, _WRITTEN)
 """The tables of this file."""
