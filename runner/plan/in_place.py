@@ -1,8 +1,8 @@
-"""Rules for layers that change their input in place: what is run again, or sent, must still be what it was."""
+"""Rules for layers that are run again: they must give the same again, from an input that is still what it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
@@ -23,6 +23,12 @@ def in_place_problems(config: RunConfig, profile: ModelProfile, plan: Activation
             fix = "operators that are not in place (inplace=False), or activation_checkpoint=none"
             yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
             return
+    again = next((at for program in plan.stages for at in _reruns(program) if not profile.layers[at].repeats), None)
+    if again is not None:
+        rule = "must not run a layer again that gives something else then"
+        why = f"{_named(profile, again)} does, with the same input and random numbers: it has a state, or a generator"
+        fix = "buffers for its state, or activation_checkpoint=none"
+        yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
     shared = next((at for at, row in enumerate(profile.layers) if row.writes_shared), None)
     if shared is not None and len(plan.stages) > 1:
         rule = "must not change a tensor in place while another one has the same memory"
@@ -41,6 +47,14 @@ def _changed_before_it_runs_again(layers: Sequence[LayerProfile], program: Progr
     if isinstance(program, GraphProgram):
         return next((at for at in range(program.first, program.last + 1) if layers[at].writes), None)
     return _in_chain(layers, program) if isinstance(program, tuple) else None
+
+
+def _reruns(program: Program) -> Iterable[int]:
+    """The layers that are run again; none of a program that runs single operators again."""
+    if isinstance(program, GraphProgram):
+        return program.reruns
+    chain = program if isinstance(program, tuple) else ()
+    return [at for segment in chain if segment.recompute for at in range(segment.first, segment.last + 1)]
 
 
 def _in_chain(layers: Sequence[LayerProfile], program: ChainProgram) -> int | None:

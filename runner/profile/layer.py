@@ -273,6 +273,7 @@ class LayerProfile:
         reads: storages of its input that its operators use, others it only passes on; None = not known, all.
         writes: storages of its input that its forward changes in place.
         writes_shared: whether several tensors of its input lie in one of these.
+        repeats: whether it gives the same output and gradients when it is run again with the same random numbers.
         passes_last: whether its backward makes nothing more once the gradient of any tensor is complete that it reads
             and passes on, too.
         shared_gradients: gradients of its input that are parts of a larger tensor, as after a concatenation.
@@ -332,6 +333,7 @@ class LayerProfile:
     reads: tuple[int, ...] | None = None
     writes: tuple[int, ...] = ()
     writes_shared: bool = False
+    repeats: bool = True
     passes_last: bool = False
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None

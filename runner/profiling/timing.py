@@ -33,6 +33,7 @@ from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.alike import structure_of
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.busy import Probes
+from runner.profiling.contracts import is_torchs_own, repeats
 from runner.profiling.fills import TimeFills
 from runner.profiling.layer_error import about_layer, about_loss
 
@@ -80,7 +81,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
         with_targets = (given, targets)
         timed = time_layers(
             profile, model.layers, with_targets, model.loss, dtype=dtype, autocast=autocast, time_fills=time_fills,
-            between=probes.probe,
+            between=probes.probe, autocast_dtype=autocast_of(config.precision.name),
         )  # fmt: skip
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
@@ -105,6 +106,7 @@ def time_layers(
     autocast: Callable[[Any], Any] = lambda function: function,
     time_fills: TimeFills = tuple,
     between: Callable[[], None] = lambda: None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> ModelProfile:
     """The profile with seconds of every layer and of the loss; each runs alone, on real tensors, where the batch is.
 
@@ -120,6 +122,7 @@ def time_layers(
         autocast: wraps a layer's function that computes in another precision.
         time_fills: adds seconds to the fills of a layer's bubbles, see :class:`runner.profiling.fills.FillProfiler`.
         between: is called after each layer that is timed.
+        autocast_dtype: the precision to which ``autocast`` computes, if any.
 
     Raises:
         LayerError: a layer or the loss refuses its input's values.
@@ -133,6 +136,9 @@ def time_layers(
         before = alike[_kind_of(module, value, row)]
         with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range
             if len(before) < _TIMED_ALIKE:
+                if not before and source.around is None and not is_torchs_own(module):
+                    narrow = torch.float16 in (dtype, autocast_dtype)
+                    row = replace(row, repeats=repeats(source.index, function, value, module, narrow=narrow))
                 value, timed = _time_call(function, value, device, row)
                 before.append(timed)
                 between()

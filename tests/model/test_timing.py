@@ -82,7 +82,9 @@ def test_of_layers_that_are_alike_some_are_timed() -> None:
     Counting.forwards = 0
     profile = profile_model(resolve([*user, "device=cpu", "data.batch_size=4"]))
     timed, alike = profile.layers[1:4], profile.layers[4:8]
-    assert Counting.forwards == len(alike) + (1 + 3 + 1) * 2 * 4  # two forwards in each of four runs
+    timing = len(alike) + (1 + 3 + 1) * 2 * 4  # two forwards in each of four runs
+    contracts, loss = 3 * 4, 2 * len(profile.layers)  # four forwards of each kind of layer; two batches
+    assert Counting.forwards == timing + contracts + loss
     for name in ("forward_seconds", "backward_seconds", "input_gradient_seconds", "weight_gradient_seconds"):
         assert {getattr(layer, name) for layer in alike} == {sorted(getattr(layer, name) for layer in timed)[1]}
 
