@@ -65,12 +65,13 @@ class BufferSnapshot:
 
     Args:
         modules: the modules, each once; the modules inside them are not looked at.
+        copied: whether their values are kept, too, not only which tensors they are.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], *, copied: bool = True) -> None:
         self._registers = [_Register.of(module) for module in modules]
         held = (tensor for register in self._registers for tensor in register.tensors.values())
-        self._tensors = {id(tensor): tensor for tensor in held if tensor is not None}
+        self._tensors = {id(tensor): tensor for tensor in held if tensor is not None and copied}
         self._versions = {key: tensor._version for key, tensor in self._tensors.items()}
         self._copies = _copies(self._tensors)
 

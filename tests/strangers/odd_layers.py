@@ -265,6 +265,18 @@ def model(kinds: Any, seed: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, WIDTH), *(made[kind]() for kind in kinds), nn.Linear(WIDTH, 3))
 
 
+class Whole(nn.Module):
+    """The same model as one module, which a pipeline must trace."""
+
+    def __init__(self, kinds: Any) -> None:
+        super().__init__()
+        self.body = model(kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.body(x)
+        return made
+
+
 class Rows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """Rows that are longer from one batch of eight to the next, beginning with any."""
 

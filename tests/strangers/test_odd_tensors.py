@@ -16,7 +16,9 @@ from runner.config.compose.resolve import resolve
 from runner.engine.update.copies import tensor_checksum
 from runner.errors import RequestError
 from runner.model.layers import layers_of
+from runner.model.load import segments_of
 from runner.model.precision import cast_module
+from runner.model.traced.operators import trace
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
 
@@ -176,3 +178,35 @@ def test_a_buffer_that_a_forward_changes_has_no_copies_in_one_pipeline() -> None
             "Try schedule=1f1b."
         )
     assert make_plan(resolve(words_of(["sparse buffer"], *words)), profile_of(["sparse buffer"], 2)).fits
+
+
+@pytest.mark.parametrize("kind", [*GROWING, "memory"])
+def test_a_trace_that_would_leave_a_buffer_out_is_refused_and_leaves_no_trace(kind: str) -> None:
+    model = odd_layers.Whole([kind])
+    before = dict(model.named_buffers())
+    with pytest.raises(RequestError) as refused:
+        trace(model, batch(0)[0], "mine:build")
+    (problem,) = refused.value.problems
+    name = "kept" if kind == "memory" else "mask"
+    assert problem.line() == (
+        "model.target = mine:build: must not make buffers, or put others in their place, where it is traced. Its "
+        f"forward does so with body.1.{name}, and a trace leaves that out. A layers() needs no trace. Try "
+        "parallelism.pipeline=1."
+    )
+    after = dict(model.named_buffers())
+    assert after.keys() == before.keys()
+    assert all(after[name] is value for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "kind", ["complex buffer", "complex weight", "float64 buffer", "expanded buffer", "empty weight"]
+)
+def test_a_traced_model_keeps_odd_tensors(kind: str) -> None:
+    whole = odd_layers.Whole([kind])
+    inputs = batch(0)[0]
+    segments = segments_of(whole, trace(whole, inputs, "mine:build"), ["body.1"], wanted=1)
+    assert len(segments) > 1
+    value = inputs
+    for segment in segments:
+        value = segment.build()(value)
+    assert torch.equal(value, whole(inputs))

@@ -22,10 +22,12 @@ from torch._guards import detect_fake_mode
 from torch.export import _trace as export_trace
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten, shapes
+from runner.model.buffers import BufferSnapshot
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
@@ -73,14 +75,16 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         target: names the model in messages.
 
     Raises:
-        RequestError: it does not take the batch, or torch.export cannot trace it; the message contains the reason.
+        RequestError: it does not take the batch, torch.export cannot trace it, or its forward makes buffers or puts
+            others in their place, which a trace leaves out; the message contains the reason.
     """
     was_training, random_state = model.training, torch.get_rng_state()
     programs: dict[bool, Program] = {}
     try:
-        alike = computes_alike(model, inputs)
-        programs[True] = _export(model.train(), inputs)
-        programs[False] = programs[True] if alike else _export(model.eval(), inputs)
+        with _keeping_its_buffers(model, target):
+            alike = computes_alike(model, inputs)
+            programs[True] = _export(model.train(), inputs)
+            programs[False] = programs[True] if alike else _export(model.eval(), inputs)
     except RequestError:
         raise
     except Exception as error:
@@ -92,6 +96,30 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         model.train(was_training)
         torch.set_rng_state(random_state)
     return programs
+
+
+@contextmanager
+def _keeping_its_buffers(model: nn.Module, target: str) -> Iterator[None]:
+    """Refuse a model whose forward registers or assigns buffers: torch.export drops them or leaves fake ones behind."""
+    names = {module: name for name, module in model.named_modules()}
+    made: list[str] = []
+
+    def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        if module in names:
+            made.append(f"{names[module]}.{name}".lstrip("."))
+
+    before = BufferSnapshot(names, copied=False)
+    handle = register_module_buffer_registration_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+        if made:
+            before.put_back()
+    if made:
+        rule = "must not make buffers, or put others in their place, where it is traced"
+        why = f"Its forward does so with {made[0]}, and a trace leaves that out. A layers() needs no trace"
+        raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")])
 
 
 def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
