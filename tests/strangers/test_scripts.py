@@ -1,7 +1,5 @@
 """Layers of TorchScript, scripted and traced, whose executor changes what it saves after its first runs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -11,8 +9,10 @@ from test_hooks import POLICIES
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner.errors import RequestError
 from runner.model.layers import build_stage, layers_of
 from runner.model.precision import cast_module
+from runner.model.traced.operators import trace
 
 WIDTH = 6
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -85,6 +85,21 @@ def test_equal_to_plain_pytorch(kind: str, policy: str) -> None:
         )  # fmt: skip
         torch.testing.assert_close(losses[0], expected, rtol=2e-6, atol=0.0)
         torch.testing.assert_close(weights, dict(model.state_dict()), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_would_have_to_be_traced_is_refused_by_the_name_of_the_script() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_model("scripted")
+
+        def forward(self, value: Tensor) -> Tensor:
+            made: Tensor = self.layers(value)
+            return made
+
+    with pytest.raises(RequestError, match=r"layers\.1 is a ScriptModule, into which torch\.export cannot look"):
+        trace(Whole(), torch.randn(4, 5), "mine:model")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

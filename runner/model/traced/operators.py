@@ -90,7 +90,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     except Exception as error:
         _refuse_wrong_input(model, inputs, target)
         rule = "cannot be traced, and a pipeline cuts a module without layers where it is traced"
-        why = f"{_reason(error)}. A layers() that lists its layers needs no trace"
+        why = f"{_scripts_in(model) or _reason(error)}. A layers() that lists its layers needs no trace"
         raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")]) from error
     finally:
         model.train(was_training)
@@ -199,6 +199,13 @@ def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {name: pytree.tree_map(axes, value) for name, value in bound.items()}
+
+
+def _scripts_in(model: nn.Module) -> str:
+    """What to say of a model with a part of TorchScript, which torch.export cannot look into; empty without one."""
+    scripts = (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule))
+    name = next(scripts, None)
+    return "" if name is None else f"{name or 'It'} is a ScriptModule, into which torch.export cannot look"
 
 
 def _reason(error: Exception) -> str:
