@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from runner import __version__
 from runner.cli import screen
 from runner.cli.arguments import Command, Flag
 from runner.cli.commands import COMMANDS
-from runner.config import schema
+from runner.config.compose.field_comments import field_comments
 from runner.config.compose.groups import config_roots, first_comment, groups, options
 from runner.config.schema import RunConfig
 
@@ -22,8 +20,6 @@ __all__ = ["command_help", "overview"]
 
 _NARROWEST = 20  # of a text beside a name
 _WIDEST = 110  # longer lines are hard to read
-_FIELD = re.compile(r"    (\w+): [^#]*#\s*(?:noqa: \w+ - )?(.+)")
-_SECTION = re.compile(r"class (\w+):")
 _HELP = Flag("--help", "this text", short="-h")
 _PROMISE = (
     "Name policies, one override each: how many stages and replicas, which schedule, which optimizer. The request is "
@@ -122,23 +118,12 @@ def _section(item: Field[Any]) -> Any:
 def _key(path: str, item: Field[Any], section: str) -> str:
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     shown = f"{path}={_shown(default)}"
-    return _entry(shown, _comments().get((section, item.name)) or item.metadata.get("about", ""), 40)
+    comment = field_comments().get((section, item.name))
+    about = comment.about if comment is not None else ""
+    return _entry(shown, about or item.metadata.get("about", ""), 40)
 
 
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value).replace(" ", "")
-
-
-@cache
-def _comments() -> dict[tuple[str, str], str]:
-    """The comments beside the fields of the schema, by class and field; they are the help texts of the keys."""
-    found: dict[tuple[str, str], str] = {}
-    section = ""
-    for line in Path(schema.__file__).read_text(encoding="utf-8").splitlines():
-        if (header := _SECTION.match(line)) is not None:
-            section = header[1]
-        elif (match := _FIELD.fullmatch(line)) is not None and match[2] != "the field's name in the literature":
-            found[section, match[1]] = match[2]
-    return found

@@ -5,7 +5,8 @@ after :func:`runner.config.compose.resolve.resolve`, and a run is based on the f
 
 The defaults here apply to a run that names its own model or data. Options of a group (``conf/<group>/<option>.yaml``)
 fill a section; ``name`` is the name of the chosen option. ``runner COMMAND --help`` shows the comments beside the
-fields.
+fields. Below a field, ``# also:`` has the names that other tools have for it, which
+:mod:`runner.config.compose.synonyms` explains.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ class ModelConfig:
     target: str = "???"  # package.module:function that returns the model
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: model.kwargs.NAME=VALUE
     split_points: list[str] | None = None  # traced models: modules before which to cut; null = where it is best
+    # also: pipeline_parallel_split_points
     needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     pretrained: str | None = None  # folder or safetensors file whose weights the run starts from; null = fresh weights
+    # also: model_name_or_path, pretrained_model_name_or_path, base_model, initial_load_path
     pretrained_strict: bool = True  # false: tensors that the files lack stay fresh, and others there are passed over
     pretrained_names: str | None = None  # YAML file that maps names of the files to the model's names
     config_file: str | None = None  # file of a pretrained folder from which target reads what kwargs say otherwise
@@ -75,9 +78,13 @@ class AdapterConfig:
 
     name: str = "none"
     rank: int = 8  # columns of the one and rows of the other matrix
+    # also: lora_r, lora_rank
     alpha: float = 16.0  # their product is added with the factor alpha / rank
+    # also: lora_alpha
     dropout: float = 0.0  # of the adapters' input
+    # also: lora_dropout
     targets: list[str] = field(default_factory=list)  # ends of layers' names; empty = PEFT's for the architecture
+    # also: lora_target_modules, target_modules
 
 
 @dataclass
@@ -98,10 +105,15 @@ class DataConfig:
     target: str = "???"  # package.module:function that returns the dataset, or (train, val)
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: data.kwargs.NAME=VALUE
     batch_size: int = 32  # samples per optimizer step, over all ranks
+    # also: per_device_train_batch_size, train_batch_size, train_micro_batch_size_per_gpu, micro_batch_size
+    # also: local_batch_size, global_batch_size
     shuffle: bool | None = None  # a new seeded order per epoch; null = true, or false for an iterable dataset
     collate: str | None = None  # package.module:function from a list of samples to a batch (input, target)
+    # also: collate_fn, data_collator
     drop_last: bool = False  # leave the last step of an epoch out if it has fewer samples than batch_size
+    # also: dataloader_drop_last
     workers: int = 0  # loader processes per rank that loads data
+    # also: num_workers, dataloader_num_workers
     check_every: int = 100  # steps between two comparisons of all samples of a step over the ranks that load them
     needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     # Options of other groups, used when the user names this data but not those groups.
@@ -123,8 +135,13 @@ class ParallelismConfig:
 
     name: str = "single"
     pipeline: int = 1  # number of stages, each with a part of the layers
+    # also: pipeline_parallel_degree, pipeline_model_parallel_size, pipeline_parallel_size, num_stages
     data: int = 1  # number of replicas, each with a part of the batch
+    # also: devices, num_devices, num_processes, nproc_per_node, world_size, num_gpus, gpus
+    # also: data_parallel_size, data_parallel_replicate_degree, data_parallel_shard_degree
+    # also: dp_replicate_size, dp_shard_size
     tensor: int = 1  # number of parts of every layer
+    # also: tensor_parallel_degree, tensor_model_parallel_size, tensor_parallel_size, tp_size, autotp_size
     goes_with: dict[str, str] = field(default_factory=dict)
 
 
@@ -134,6 +151,7 @@ class ScheduleConfig:
 
     name: str = "1f1b"
     microbatches: int = 1  # per optimizer step and data replica
+    # also: gradient_accumulation_steps, accumulate_grad_batches, num_microbatches, n_microbatches
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     variant: str | None = None  # chimera: concatenation, doubling, halving; avgpipe: easgd, updates; null = the first
     pipes: int | None = None  # chimera: pipelines, half of them in each direction; avgpipe: pipelines; null = 2
@@ -143,6 +161,7 @@ class ScheduleConfig:
     elasticity: float | None = None  # avgpipe: how far the average draws each pipeline after a step; null = 1 / pipes
     twin_check_every: int = 100  # steps between two comparisons of a stage's copies on several ranks
     file: str | None = None  # from_file: a schedule in torch's CSV form
+    # also: pipeline_parallel_schedule_csv
     post_validation: bool = False  # update before the global norm and overflow check are known, and undo it if needed
     memory_limit: int | None = None  # zb_auto: micro-batches that a rank may keep between F and W; null = the ranks
     base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
@@ -175,8 +194,10 @@ class ZeroConfig:
 
     name: str = "none"  # of the preset
     stage: int | None = None  # DeepSpeed shards 0 nothing, 1 states, 2 also gradients, 3 also weights; null = no ZeRO
+    # also: zero_optimization.stage, zero_stage
     bucket_elements: int = 5_000_000  # gradient elements reduced at once; each bucket takes memory
     config: str | None = None  # your own DeepSpeed configuration (JSON): checked key by key, then used
+    # also: deepspeed, deepspeed_config, deepspeed_config_file
 
 
 @dataclass
@@ -185,7 +206,9 @@ class OffloadConfig:
 
     name: str = "none"
     optimizer: str = "none"  # cpu, nvme: optimizer states and their update; needs zero.stage
+    # also: offload_optimizer_device, offload_optimizer.device, zero_optimization.offload_optimizer.device
     parameters: str = "none"  # cpu, nvme: weights between their uses; needs zero.stage=3
+    # also: offload_param_device, offload_param.device, zero_optimization.offload_param.device
     weights: str = "none"  # a strategy: which weights are in host memory, and on the device while they are used
     blocks: int | None = None  # weights=blockswap: how many of each stage's blocks are in host memory
     fraction: float | None = None  # weights=granular: this share of each stage's layers; null = what memory_limit asks
@@ -195,6 +218,7 @@ class OffloadConfig:
     activations: str = "none"  # save_on_cpu, or a strategy: which saved tensors are in host memory until their backward
     ratio: float = 1.0  # share of the optimizer states that is offloaded
     nvme_path: str | None = None  # folder on the NVMe drive
+    # also: offload_optimizer_nvme_path, zero_optimization.offload_optimizer.nvme_path
     delay_from: int | None = None  # from this step on, the host updates during the next step: one step late
     delay_seconds: float = 0.0  # for experiments: added to every move of a layer's activations to the host or back
     bytes_per_second: float | None = None  # for experiments: speed of these moves in one direction; null = not limited
@@ -268,9 +292,11 @@ class ApproximateBackwardConfig:
 class OptimizerConfig:
     name: str = "adamw"
     lr: float = 1e-3  # learning rate; the peak if lr_scheduler changes it
+    # also: learning_rate
     momentum: float = 0.0  # only for sgd, lars and kfac
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # Adam and its kin only
     eps: float = 1e-8  # Adam and its kin only
+    # also: adam_epsilon
     weight_decay: float = 0.0  # share of a weight that decays per step, times the learning rate
     decoupled_weight_decay: bool | None = None  # decay does not enter the moments; null = usual for the optimizer
     target: str | None = None  # your own: package.module:KIND, or a function of parameters, lr and kwargs
@@ -296,8 +322,10 @@ class LrSchedulerConfig:
 
     name: str = "constant"
     warmup_steps: int = 0  # steps until the peak
+    # also: warmup_steps, num_warmup_steps, warmup_num_steps, lr_warmup_iters, lr_warmup_steps, warmup_iters
     min_lr: float = 0.0  # learning rate at the end of the decay
     total_steps: int | None = None  # null = the run's last step
+    # also: lr_decay_iters, total_num_steps
     base_batch: int | None = None  # batch size of optimizer.lr, which scales with data.batch_size; null = no scaling
 
 
@@ -316,15 +344,21 @@ class PrecisionConfig:
 @dataclass
 class TrainerConfig:
     max_steps: int = 100  # total number of optimizer steps, also after a resume
+    # also: training.steps, train_steps, num_training_steps, train_iters, max_iters
     max_epochs: int | None = None  # passes over the training data, instead of max_steps; null = max_steps
+    # also: num_train_epochs, num_epochs, epochs
     val_every: int | None = None  # steps between validations; null = only at the end
+    # also: eval_steps, eval_interval, val_check_interval
     grad_clip_norm: float | None = None  # largest norm over all gradients; null = no clipping
+    # also: max_grad_norm, gradient_clip_val, gradient_clipping, max_norm, clip_grad
     grad_clip_value: float | None = None  # largest absolute value of a gradient's element; null = no clipping
     on_nonfinite: str = "stop"  # if a loss or gradient is NaN or infinite, or nothing counts: stop, or skip
     freeze: list[str] = field(default_factory=list)  # patterns of weights that are not trained, e.g. 'embed*'
     ema_decay: float | None = None  # average of weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between entries of the loggers
+    # also: logging_steps, log_every_n_steps, log_freq, log_interval, steps_per_print
     progress: bool = True  # one line that changes, on a terminal; false = a line now and then
+    # also: enable_progress_bar, disable_tqdm=true -> false
     threads: int = 1  # CPU threads per rank
 
 
@@ -340,9 +374,12 @@ class CallbackConfig:
 class CheckpointConfig:
     name: str = "every"  # of the preset
     every: int | None = None  # steps between checkpoints; null = by time alone, and after the last step
+    # also: save_steps, save_interval, every_n_train_steps, checkpoint.interval
     every_seconds: float | None = 900.0  # a step that ends so long after the last save is saved; null = never by time
     keep: int = 1  # number of newest checkpoints that are kept
+    # also: save_total_limit, keep_latest_k
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
+    # also: save_top_k
     timeout_seconds: float = 3600.0  # a save that takes longer ends the run
     asynchronous: bool = False  # every rank writes its own part during training, from a copy in memory
     try_first: bool = True  # a save is made in memory before the first step; false = what cannot be saved is left out
@@ -401,9 +438,11 @@ class LauncherConfig:
     grace_seconds: float | None = None  # local: time to end a step and save when told to stop; null = until a job's end
     max_restarts: int = 0  # how often a failed run is restarted from its newest checkpoint
     nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1
+    # also: num_nodes, nnodes, num_machines
     gpus_per_node: int | None = None  # slurm; null = one for each rank with device=cuda, else none
     cpus_per_task: int | None = None  # slurm: cores per rank; null = trainer.threads + data.workers
     time_limit: str | None = None  # slurm: time limit of the job, [days-]hours:minutes:seconds; null = the partition's
+    # also: max_time
     signal_seconds: int = 120  # slurm: seconds before the time limit at which a job saves and is queued again
     requeue: bool = True  # slurm: queue a job again if it was stopped or its node failed; it then resumes
     partition: str | None = None  # slurm; null = the cluster's default
@@ -446,12 +485,19 @@ class RunConfig:
     """A whole request."""
 
     name: str = "run"  # name of the directory under outputs/
+    # also: run_name, experiment_name
     seed: int = 0  # seed of the weights, the order of samples and dropout
+    # also: seed_everything, data_seed, random_seed
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
+    # also: sweep_dir, output_dir, out_dir, log_dir, default_root_dir, project_dir, dump_folder
     resume: str | None = None  # path of a checkpoint; auto = newest valid one in run_dir, else from the start
+    # also: resume_from_checkpoint, ckpt_path, resume_from_checkpoint=true -> auto
     memory_limit: str | None = None  # memory that a rank may use: 80GB, 8GiB, or a number of bytes
     device: str = "auto"  # auto, cpu, cuda
+    # also: accelerator=gpu -> cuda, accelerator=cuda -> cuda, accelerator=cpu -> cpu, use_cpu=true -> cpu
+    # also: accelerator=auto -> auto, cpu=true -> cpu, no_cuda=true -> cpu
     compile: bool = False  # compile every layer with torch.compile
+    # also: torch_compile
     report: str | None = None  # package.module:function that is called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # keys that -m varies unless the command names them
     sweep_most: int = 1000  # a sweep of more jobs is refused before any of them is listed
@@ -468,16 +514,21 @@ class RunConfig:
     metrics: dict[str, str] = field(default_factory=dict)  # metrics.NAME=mine:function of output and target: val_NAME
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    # also: pipeline_parallel_schedule
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
+    # also: activation_checkpoint.mode, recompute_granularity
     approximate_backward: ApproximateBackwardConfig = field(default_factory=ApproximateBackwardConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    # also: optim, optimizer_type, optimizer.type
     weight_prediction: WeightPredictionConfig = field(default_factory=WeightPredictionConfig)
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    # also: lr_scheduler_type, scheduler.type
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    # also: mixed_precision_param, dtype, torch_dtype
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     callbacks: dict[str, CallbackConfig] = field(default_factory=dict)  # callbacks.NAME.target=package.module:Class
@@ -486,5 +537,6 @@ class RunConfig:
     transport: TransportConfig = field(default_factory=TransportConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    # also: report_to, log_with
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)

@@ -26,6 +26,7 @@ __all__ = [
     "collated",
     "example_batch",
     "first_sample",
+    "is_promised",
     "load_datasets",
     "load_loss",
     "loss_sum",
@@ -133,6 +134,11 @@ def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
         rule = "must be null or false for an iterable dataset"
         why = "Its samples come in its own order; only a dataset with numbered items can be shuffled"
         yield Problem("data.shuffle", config.shuffle, rule, why, "data.shuffle=null")
+
+
+def is_promised(config: DataConfig) -> bool:
+    """Whether the data function says by its ``spec`` what a sample is, so that its data need not be there yet."""
+    return callable(getattr(import_target("data.target", config.target), "spec", None))
 
 
 def first_sample(dataset: Any) -> Any:

@@ -59,7 +59,7 @@ from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import is_tried_here, try_loss
 
-__all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "trace_of"]
+__all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "telling_model_problems", "trace_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,16 @@ def profile_model(config: RunConfig) -> ModelProfile:
     Raises:
         RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
-    try:
+    with telling_model_problems(config):
         return cached_profile(config, _profile_model)
-    except RequestError as error:  # a user whose data and model have mistakes meets both
+
+
+@contextmanager
+def telling_model_problems(config: RunConfig) -> Iterator[None]:
+    """Add to a refusal in the block what refuses the model by itself: who has mistakes in both meets both at once."""
+    try:
+        yield
+    except RequestError as error:
         further = [problem for problem in _model_problems(config) if problem not in error.problems]
         raise RequestError([*error.problems, *further]) from error
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,19 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from runner.config.schema import RunConfig
+from runner.errors import Problem, did_you_mean
 from runner.record import RunRecord
 from runner.targets import import_target, with_environment
 from runner.training.csv_log import CsvRows
 
-__all__ = ["build_logger", "build_profiler", "note_identity"]
+__all__ = ["build_logger", "build_profiler", "logger_problems", "note_identity"]
 
 _IN_EVERY_ROW = {"epoch"}
 IDENTITY = "logger_id"
 """Key in the record's extras: the identity that a logger's service gave the run."""
+
+# Arguments of the loggers that write into the run's directory which are the run's to choose.
+_OWN_PLACE = dict.fromkeys(("csv", "tensorboard"), ("save_dir", "name", "version", "log_dir", "sub_dir"))
 
 # Arguments by which Lightning's loggers for services continue an earlier run.
 _IDENTITY_ARGUMENTS = ("version", "run_id", "experiment_key")
@@ -48,6 +52,42 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
     if not isinstance(made, Logger):
         raise TypeError(f"logger.target = {config.logger.target} is no Lightning logger")
     return _once_and_from_one(made)
+
+
+def logger_problems(config: RunConfig) -> Iterator[Problem]:
+    """Problems with the arguments of the logger, which rank 0 alone makes, when the run has a directory.
+
+    Raises:
+        RequestError: ``logger.target`` names nothing that imports.
+    """
+    kwargs = dict(config.logger.kwargs)
+    if config.logger.name in _OWN_PLACE:
+        names = {name for make in _made_by(config.logger.name) for name in signature(make).parameters}
+        known = sorted(names - {*_OWN_PLACE[config.logger.name], "kwargs"})
+        for name in kwargs:
+            if name not in known:
+                why = f"Its arguments are {', '.join(known)}"
+                near = did_you_mean(name, known)
+                fix = f"logger.kwargs.{near}={kwargs[name]}" if near is not None else ""
+                yield Problem(f"logger.kwargs.{name}", kwargs[name], "is no argument of this logger", why, fix)
+    elif config.logger.target is not None:
+        make, target = import_target("logger.target", config.logger.target), config.logger.target
+        if isinstance(make, type) and not issubclass(make, Logger):
+            yield Problem("logger.target", target, "must make a logger of lightning.pytorch")
+            return
+        try:
+            signature(make).bind(**kwargs)
+        except TypeError as error:
+            yield Problem("logger.kwargs", kwargs, f"must be arguments of {target}", str(error).capitalize())
+
+
+def _made_by(name: str) -> Sequence[Any]:
+    """What gets the arguments of a logger whose place the run chooses."""
+    if name == "csv":
+        return (CSVLogger,)
+    from torch.utils.tensorboard import SummaryWriter
+
+    return (TensorBoardLogger, SummaryWriter)
 
 
 def _once_and_from_one(logger: Logger, steps: int = 0, of_last_step: Iterable[str] = ()) -> Logger:
@@ -91,7 +131,7 @@ def note_identity(logger: Logger | None, run_dir: Path) -> None:
 def _identity(make: Any, run_dir: Path, kwargs: dict[str, Any]) -> dict[str, str]:
     """The argument with which a logger continues the run of this directory's record, unless the user sets one."""
     identity = RunRecord.load(run_dir).extras.get(IDENTITY)
-    arguments = inspect.signature(make).parameters
+    arguments = signature(make).parameters
     name = next((name for name in _IDENTITY_ARGUMENTS if name in arguments), None)
     if identity is None or name is None or kwargs.keys() & {*_IDENTITY_ARGUMENTS, "id"}:
         return {}

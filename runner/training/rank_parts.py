@@ -39,6 +39,7 @@ from runner.training.agreed_plan import require_same_plan
 from runner.training.data.agreement import require_same_samples
 from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
+from runner.training.first_batches import metric_problems
 from runner.training.lightning_module import trainable, validates
 from runner.training.run_plan import planned
 from runner.training.scaling import loss_scaling
@@ -95,7 +96,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     _tell_not_called(model, "training_step", "validation_step")
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
-    raise_problems(_metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
+    raise_problems(metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
     return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders, tried_of(config, model))
 
@@ -188,12 +189,6 @@ def _evaluation_problems(
     if outputs and len({row[-1] for row in plan.schedule.placement}) > 1:
         why = "Each of the last stage's ranks has the outputs of some micro-batches"
         yield Problem("schedule.name", plan.schedule.name, "must have one last stage", why, "schedule=1f1b")
-
-
-def _metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
-    if config.metrics and not has_validation:
-        why = f"{config.data.target} returns no validation set, at whose end they would be evaluated"
-        yield Problem("metrics", ",".join(config.metrics), "need a validation set", why)
 
 
 def _model(config: RunConfig, plan: RunPlan, *, filled: bool = False) -> LoadedModel:

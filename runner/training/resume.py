@@ -7,7 +7,7 @@ which hook a checkpoint was saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,14 @@ from runner.checkpoint.state import GROWN
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
+from runner.errors import Problem
 from runner.optim.states.settings import apply_settings
 from runner.training.data.places import Place
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-__all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "read_progress"]
+__all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "other_data_problems", "read_progress"]
 
 ENTRY = "runner"
 """Key of the checkpoint entry that holds a :class:`Progress`."""
@@ -211,6 +212,30 @@ def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
             raise CheckpointError(f"it has weights, but is without {place}: {why}")
     found = replace(Progress.from_entry(entry), missing=missing, grown=frozenset(content.get(GROWN, ())))
     return found, content["state_dict"]
+
+
+def other_data_problems(
+    config: RunConfig, found: Progress, steps: int | None, samples: int | None
+) -> Iterator[Problem]:
+    """Why a run with data of another length cannot continue from a checkpoint.
+
+    Args:
+        config: the request.
+        found: the checkpoint's progress.
+        steps, samples: of an epoch of the request's data; None for an iterable dataset.
+    """
+    if steps != found.batches_per_epoch:
+        rule = f"must have {_steps_said(found.batches_per_epoch)} per epoch, as the checkpoint's data"
+        why = f"These have {_steps_said(steps)}, so that the place in the data would be another one"
+        yield Problem("data", config.data.name, rule, why, "resume=null")
+    elif found.samples is not None and samples != found.samples:
+        rule = f"must have {found.samples} samples, as the checkpoint's data"
+        why = f"These have {samples}, so that each epoch would have another order"
+        yield Problem("data", config.data.name, rule, why, "resume=null")
+
+
+def _steps_said(steps: int | None) -> str:
+    return f"{steps} steps" if steps is not None else "an unknown number of steps"
 
 
 def loop_state(trainer: pl.Trainer, progress: Progress, *, validates: Callable[[int], bool]) -> dict[str, Any]:

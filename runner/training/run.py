@@ -55,7 +55,7 @@ from runner.training.module import LayersModule
 from runner.training.progress import progress
 from runner.training.random_state import random_state
 from runner.training.rank_parts import RankParts, load_parts
-from runner.training.resume import History, Progress, read_progress
+from runner.training.resume import History, Progress, other_data_problems, read_progress
 from runner.training.stop_signals import StopSignals
 from runner.training.trainer import make_trainer
 from runner.training.try_loss import try_loss_on_ranks
@@ -201,16 +201,7 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
         found, _ = read_progress(Path(config.resume))
     except CheckpointError as error:
         raise RequestError([Problem("resume", config.resume, "must be a good checkpoint", str(error))]) from error
-    steps = steps_per_epoch(loader)
-    if steps != found.batches_per_epoch:
-        rule = f"must have {_steps_said(found.batches_per_epoch)} per epoch, as the checkpoint's data"
-        why = f"These have {_steps_said(steps)}, so that the place in the data would be another one"
-        raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
-    samples = samples_per_epoch(loader)
-    if found.samples is not None and samples != found.samples:
-        rule = f"must have {found.samples} samples, as the checkpoint's data"
-        why = f"These have {samples}, so that each epoch would have another order"
-        raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
+    raise_problems(other_data_problems(config, found, steps_per_epoch(loader), samples_per_epoch(loader)))
     if config.trainer.max_epochs is not None and config.trainer.max_steps < found.step:
         rule = "must reach the checkpoint's step"
         why = f"It is {found.step}, and they end at {config.trainer.max_steps}"
@@ -218,10 +209,6 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
     if why := resume_at(loader, found.epoch, found.batch_in_epoch, found.place):
         logger.info("%s is read again up to its place in the checkpoint: %s", config.data.target, why)
     return found
-
-
-def _steps_said(steps: int | None) -> str:
-    return f"{steps} steps" if steps is not None else "an unknown number of steps"
 
 
 def _checkpoints(

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.compose.groups import RECIPE, groups, no_option, options, package_of
+from runner.config.compose.groups import RECIPE, groups, options, package_of
 from runner.config.compose.shape import check_value, type_at
+from runner.config.compose.synonyms import no_option
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
 

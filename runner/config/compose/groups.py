@@ -7,7 +7,7 @@ to those of the package.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ __all__ = [
     "groups",
     "in_no_group",
     "no_group",
-    "no_option",
     "options",
     "package_of",
     "shipped_conf",
@@ -32,9 +31,6 @@ __all__ = [
 
 RECIPE = "recipe"  # the one group whose options are overrides of the whole request
 MAY_BE_NULL = (RECIPE, "weight_prediction")  # groups of which a request may choose none
-
-_FORMER = {("optimizer", "zero_one_adam"): ("onebit_adam_refreshed", "0/1 Adam's local steps are not implemented")}
-"""Names that options had, each with the present one and why it is another."""
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 
@@ -81,17 +77,6 @@ def options(group: str, roots: Sequence[Path]) -> dict[str, Option]:
             name = path.relative_to(folder).with_suffix("").as_posix()
             found.setdefault(name, Option(group, name, path))
     return dict(sorted(found.items()))
-
-
-def no_option(group: str, value: object, known: Collection[str]) -> Problem:
-    """The problem of a name that no option of the group has."""
-    former = _FORMER.get((group, str(value)))
-    if former is not None:
-        present, why = former
-        return Problem(group, value, f"it is called {present}", why, f"{group}={present}")
-    near = did_you_mean(str(value), known) if value is not None else None
-    fix = f"{group}={near}" if near is not None else ""
-    return Problem(group, value, "there is no such option", f"{group} has {', '.join(known)}", fix)
 
 
 def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:

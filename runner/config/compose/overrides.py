@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, no_option, options
+from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, options
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
+from runner.config.compose.synonyms import meant, no_option
 from runner.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _check_setting(override: Override, known_groups: Sequence[str], roots: Seque
             folder = next((root / key for root in roots[1:] if (root / key).is_dir()), None)
             if folder is not None:
                 return [no_group(key, value, folder)]
-            near = did_you_mean(key, known_groups)
+            near = did_you_mean(key, known_groups) if meant(key, value) is None else None
             if near is not None and str(value) in options(near, roots):
                 return [Problem(key, value, "there is no such key", "", f"{near}={value}")]
         return [unknown_key(key, value)]

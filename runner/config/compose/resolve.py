@@ -12,7 +12,7 @@ from typing import Any
 from runner.config.compose.composed import SHIPPED, compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
-from runner.config.compose.groups import RECIPE, clashes, config_roots, no_option, options
+from runner.config.compose.groups import RECIPE, clashes, config_roots, options
 from runner.config.compose.layers import (
     Layer,
     leaves,
@@ -20,6 +20,7 @@ from runner.config.compose.layers import (
     without_sizes_of_fresh_models,
 )
 from runner.config.compose.overrides import Request, axes_of, read_overrides, typed_layers
+from runner.config.compose.synonyms import no_option
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.optim.catalogue.registry import OPTIMIZERS

@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from runner.config.compose.synonyms import Meant, meant, option_called
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
 
@@ -61,6 +62,9 @@ def type_at(path: str) -> Any:
 
 def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     """The problem of a key that the schema does not have, with a similar existing key that takes the value."""
+    found = meant(path, value)
+    if found is not None:
+        return _called_otherwise(path, value, found, where)
     near = _nearest_path(path)
     if near is not None and not check_value(type_at(near), value, near)[1]:
         return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
@@ -75,18 +79,20 @@ def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     return Problem(where + path, _shown(value), "there is no such key", why)
 
 
-# Names that other tools have for a key, which no likeness of letters tells. A sweep's jobs lie below run_dir, too.
-_ELSEWHERE = {
-    **dict.fromkeys(("sweep_dir", "output_dir", "out_dir", "log_dir", "default_root_dir"), "run_dir"),
-    "learning_rate": "optimizer.lr",
-    "epochs": "trainer.max_epochs",
-    "num_workers": "data.workers",
-}
+def _called_otherwise(path: str, value: object, found: Meant, where: str) -> Problem:
+    """The problem of a key of another tool, with ours if it takes the value."""
+    ours = value if found.value is None else {"true": True, "false": False}.get(found.value, found.value)
+    if isinstance(ours, float) and ours.is_integer() and check_value(type_at(found.key), ours, found.key)[1]:
+        ours = int(ours)  # epochs, which others count in fractions
+    if _is_section(type_at(found.key)):
+        takes = option_called(found.key, ours) is not None
+    else:
+        takes = not check_value(type_at(found.key), ours, found.key)[1]
+    why = f"{found.key}: {found.about}" if found.about else "" if takes else f"Here it is {found.key}"
+    return Problem(where + path, _shown(value), "there is no such key", why, f"{found.key}={_shown(ours)}" * takes)
 
 
 def _nearest_path(path: str) -> str | None:
-    if path in _ELSEWHERE:
-        return _ELSEWHERE[path]
     mended = _with_names_mended(path)
     if mended is not None:
         return mended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from runner.launch.failure import error_file
 from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
-from runner.launch.run.resume import continue_record
+from runner.launch.run.resume import absent_checkpoint, continue_record
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.profile import PROFILE_FILE
@@ -62,19 +63,22 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.model.pretrained.check import pretrained_problems
     from runner.plan.cores import num_cores
     from runner.plan.render import trained_of_all
+    from runner.training.first_batches import first_batches, meet
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
     needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
-    raise_problems([*rules(config), *place, *callable_problems(config), *needs])
+    raise_problems([*rules(config), *place, *absent_checkpoint(config), *callable_problems(config), *needs])
     raise_problems(pretrained_problems(config))
     _check_epochs(config)
+    first = first_batches(config)
     plan = measured_plan(config, device_memory_bytes=device_memory_bytes(config), cores=num_cores())
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
+    meet(config, plan.profile, first)
     logger.info("%s", trained_of_all(plan))
     for note in empty_microbatch_notes(config):
         logger.warning("%s", note)
@@ -148,13 +152,16 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     """
     from runner.launch.run.measured_plan import measured_plan
     from runner.model.pretrained.check import pretrained_problems
+    from runner.training.first_batches import first_batches, meet
 
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
     raise_problems(pretrained_problems(config))
+    first = first_batches(config)
     plan = measured_plan(config)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+    meet(config, plan.profile, first)
 
 
 def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
@@ -191,6 +198,11 @@ def callable_problems(config: RunConfig) -> list[Problem]:
                 import_target(path, target)
         except RequestError as error:
             problems += error.problems
+    if config.logger.kwargs or config.logger.target is not None:
+        from runner.training.loggers import logger_problems
+
+        with contextlib.suppress(RequestError):  # it is told above, or its package is not installed
+            problems += logger_problems(config)
     if config.callbacks:
         from runner.training.users_callbacks import build_callbacks
 

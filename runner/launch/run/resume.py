@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from runner.training.resume import History, Progress
 
-__all__ = ["AUTO", "CHECKPOINTS", "continue_record", "with_checkpoint"]
+__all__ = ["AUTO", "CHECKPOINTS", "absent_checkpoint", "continue_record", "with_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,17 @@ _FIXED = ("seed", "data.batch_size", "data.shuffle", "data.drop_last", "optimize
 # Keys whose changes are not logged: where a run writes, and how it was started.
 _NOT_TOLD = ("name", "run_dir", "resume", "command")
 _ABSENT = "not set"  # an argument of a user's function that only one of two requests has
+
+
+def absent_checkpoint(config: RunConfig) -> list[Problem]:
+    """The refusal of a checkpoint that is not there, which is told before any checkpoint is read."""
+    if config.resume is None or config.resume == AUTO or Path(config.resume).exists():
+        return []
+    from runner.checkpoint.file import checkpoint_files, damage_of
+
+    path = Path(config.resume)
+    newest = _newest_of([*checkpoint_files(path.parent).values()])
+    return [_refused(config, path, "must be auto or a good checkpoint's file", str(damage_of(path)), newest)]
 
 
 def with_checkpoint(config: RunConfig) -> RunConfig:
@@ -68,6 +79,8 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
         raise_problems([Problem("resume", path, "must be a good checkpoint", str(error))])
         raise
     raise_problems([*_fixed_problems(config, progress), *_model_problems(config, progress, weights, path)])
+    if config.resume != AUTO:  # which goes on with the data that it had
+        raise_problems(_data_problems(config, progress))
     logger.info("continuing after step %d of %s", progress.step, path)
     for place, why in progress.missing.items():
         logger.warning("the checkpoint is without %s, which begins anew: %s", place, why)
@@ -181,6 +194,20 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
         why = f"The checkpoint is of step {progress.step}, and trainer.max_steps is the total"
         fix = f"trainer.max_steps={progress.step + config.trainer.max_steps}"
         yield Problem("trainer.max_steps", config.trainer.max_steps, f"must be at least {progress.step}", why, fix)
+
+
+def _data_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
+    """What a rank would say of data of another length, as far as the data is there."""
+    from runner.model.data import is_promised, load_datasets
+    from runner.model.epochs import num_steps
+    from runner.training.resume import other_data_problems
+
+    if is_promised(config.data):
+        return
+    datasets = load_datasets(config.data, config.seed)
+    samples = None if datasets.streams else len(datasets.train)
+    steps = None if samples is None else num_steps(samples, config.data)
+    yield from other_data_problems(config, progress, steps, samples)
 
 
 def _model_problems(config: RunConfig, progress: Progress, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
