@@ -75,7 +75,10 @@ PARTS = {
     "optim.catalogue": ("runner.optim.catalogue",),
     "config.schema": (
         "runner.config.schema",
+        "runner.config.compose.field_comments",
+        "runner.config.compose.groups",
         "runner.config.compose.shape",
+        "runner.config.compose.synonyms",
         "runner.config.rules.table",
         "runner.config.rules.values",
     ),

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.config import schema
+import runner.config.schema as schema
 
 __all__ = ["FieldComment", "also_of", "field_comments"]
 
