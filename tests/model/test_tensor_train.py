@@ -97,6 +97,7 @@ class _Model(nn.Module):
         self.places = nn.Embedding(4, 32)
         self.head = nn.Linear(32, 300)
         self.head.weight = self.tokens.weight
+        self.drop = nn.Dropout(0.0)
 
     def forward(self, numbers: Tensor) -> Tensor:
         hidden = self.tokens(numbers) + self.places.weight[: numbers.shape[1]]
@@ -136,7 +137,7 @@ def test_without_names_embeddings_that_shrink_are_taken() -> None:
     [
         (["tokens"], 4, "must name all layers that share a weight"),
         (["places"], 64, "must make trains smaller than their tables"),
-        (["*"], 4, "must name embeddings and linear layers"),
+        (["drop"], 4, r"must name embeddings and linear layers\. drop is a Dropout"),
     ],
 )
 def test_what_cannot_be_a_train_is_refused(targets: list[str], rank: int, said: str) -> None:

@@ -15,7 +15,7 @@ from runner.plan.requested_schedule import executed_schedule
 from runner.plan.rules.asked import rules_that_asked
 from runner.plan.rules.facts import OrderFacts, RequestFacts
 from runner.plan.rules.tables import ORDER_TABLES, PLACE_TABLES, SCHEDULE
-from runner.profile import ModelProfile, OddWeight
+from runner.profile import ChangedState, ModelProfile, OddWeight
 from runner.schedule.catalogue import registry
 from runner.schedule.traits import ScheduleTraits, traits_of
 from runner.schedule.values import Action, Op, Schedule
@@ -59,6 +59,7 @@ REQUESTS = [
     *(request(name, offload__weights="granular") for name in ("ampnet", "zb_h1", "varuna", "bpipe", "chimera")),
     request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
+    request("1f1b", offload__activations="superneurons"),
     request("pipefisher", optimizer__name="adamw"),
     request("chimera", optimizer__name="onebit_adam"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),
@@ -88,11 +89,13 @@ ODD = (
     OddWeight("block.slots", "float32", 0, trained=False),
 )
 
+CHANGED = (ChangedState("block.weight", weight=True, trained=True),)
+
 
 def facts(config: RunConfig) -> OrderFacts:
     statistics = ("norm",) if config.optimizer.name == "kfac" else ()
     return OrderFacts(
-        config, traits_of(executed_schedule(config)), 8, statistics, ODD, ("block.mask",), ("block.mask",)
+        config, traits_of(executed_schedule(config)), 8, statistics, ODD, ("block.mask",), ("block.mask",), CHANGED
     )
 
 

@@ -166,6 +166,11 @@ def scaled(x: Tensor, factors: Tensor) -> Tensor:
     return x * factors.to(x.dtype)
 
 
+def scaled_as_plain(x: Tensor, factors: Tensor) -> Tensor:
+    """What a subclass makes would be one itself, which no message carries."""
+    return scaled(x, factors).as_subclass(Tensor)
+
+
 def plus_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x + rows.sum(0).to(x.dtype)
 
@@ -200,7 +205,7 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "transposed buffer": lambda: Held(torch.rand(WIDTH, WIDTH).T, lambda x, b: x @ b),
     "buffer of places": lambda: Held(torch.randperm(WIDTH), chosen),
     "buffer of truth values": lambda: Held(torch.rand(WIDTH) > 0.3, scaled),
-    "buffer of a subclass": lambda: Held(torch.rand(WIDTH).as_subclass(Named), scaled),
+    "buffer of a subclass": lambda: Held(torch.rand(WIDTH).as_subclass(Named), scaled_as_plain),
     **{f"mask, {kind}": partial(Growing, kind) for kind in
        ("registered", "assigned", "lazy", "transient", "first_in_forward")},
     "fading": Fading,

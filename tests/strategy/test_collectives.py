@@ -90,7 +90,7 @@ class _Custom:
     """A class of a user's."""
 
 
-@pytest.mark.parametrize("value", [_Custom(), [print], {"a": b"bytes"}, {1.5: 0}, {"d": torch.float32}])
+@pytest.mark.parametrize("value", [_Custom(), [print], {"a": b"bytes"}])
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="between ranks"):
         packed(value)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.jit._fuser import optimized_execution
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     _StopRecomputationError,
@@ -92,8 +93,10 @@ def _apart(tensor: Tensor) -> Tensor:
     """A tensor of the input for a second run: another one over the same memory, behind which there is no graph.
 
     What the part does with its input, such as hooking on its gradient, it has done to the tensor of the first run.
+    A policy that chooses among the part's operators does not see the one that is made here, which the first run lacks.
     """
-    apart: Tensor = enter_graph(tensor.detach().requires_grad_(tensor.requires_grad))
+    with _disable_current_modes():
+        apart: Tensor = enter_graph(tensor.detach().requires_grad_(tensor.requires_grad))
     return apart
 
 
