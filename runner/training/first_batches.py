@@ -85,8 +85,8 @@ def meet(config: RunConfig, profile: ModelProfile, first: FirstBatches) -> None:
 
     Args:
         config: the request.
-        profile: of its model.
-        first: of its data.
+        profile: the profile of its model.
+        first: the first samples of its data.
 
     Raises:
         RequestError: a layer, the loss or a metric raises.

@@ -222,7 +222,7 @@ def other_data_problems(
     Args:
         config: the request.
         found: the checkpoint's progress.
-        steps, samples: of an epoch of the request's data; None for an iterable dataset.
+        steps, samples: the numbers of an epoch of the request's data; None for an iterable dataset.
     """
     if steps != found.batches_per_epoch:
         rule = f"must have {_steps_said(found.batches_per_epoch)} per epoch, as the checkpoint's data"
