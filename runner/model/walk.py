@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from runner.model.dense_parts import SPARSE_LAYOUTS
 from runner.model.targets import is_users_file
@@ -91,6 +92,10 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or bool(plain and not isinstance(one, np.generic) and one == other)
 
 
+_OF_PROCESS: tuple[Any, ...] = (torch.default_generator, random._inst, np.random.mtrand._rand)
+"""The generators of the process, which are seeded anew before each layer; ``random_split`` has one as its default."""
+
+
 class Walk:
     """All that can be reached from some objects.
 
@@ -121,7 +126,7 @@ class Walk:
         return [name for name, value, before in self.traces if _trace_of(value) != before]
 
     def _keep(self, name: str, value: Any) -> None:
-        if isinstance(value, _FIXED) or id(value) in self._seen:
+        if isinstance(value, _FIXED) or id(value) in self._seen or any(value is each for each in _OF_PROCESS):
             return
         self._seen[id(value)] = value
         for kind, keep in _KEEPERS:
@@ -211,7 +216,10 @@ class Walk:
         self._part(name, read, lambda state: value.set_state(pickle.loads(*state)))
 
     def _keep_torch_random(self, name: str, value: torch.Generator) -> None:
-        read = lambda: [value.get_state().numpy().tobytes()]  # noqa: E731
+        def read() -> list[Any]:
+            with _disable_current_modes():  # a fake state would have no bytes
+                return [value.get_state().numpy().tobytes()]
+
         self._part(name, read, lambda state: _set_generator(value, *state))
 
     def _keep_method(self, name: str, value: types.MethodType) -> None:
@@ -293,7 +301,8 @@ def _write_array(value: np.ndarray[Any, Any], content: bytes) -> None:
 
 
 def _set_generator(generator: torch.Generator, state: bytes) -> None:
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    with _disable_current_modes():
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _trace_of(value: Any) -> Any:

@@ -17,6 +17,7 @@ from user_project import OVERRIDES, environment, make_directory, plain_result, r
 from warm import Warm
 
 PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=uniform")
+LATE = "trainer.max_steps=8"  # the layer breaks in its 31st forward, which is the third of step 8
 pytestmark = pytest.mark.slow
 
 
@@ -42,7 +43,7 @@ def test_wrong_requests(tmp_path: Path, overrides: tuple[str, ...], said: str) -
 
 
 def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
-    done = train(make_directory(tmp_path), *PIPELINE, "model.target=mine:breaking", "model.kwargs.what=raises")
+    done = train(make_directory(tmp_path), *PIPELINE, "model.target=mine:breaking", "model.kwargs.what=raises", LATE)
     assert done.returncode == 1
     assert "0F2 failed on rank 0 (stage 0, layers 0..1): ValueError: the layer is broken (mine.py:" in done.stderr
     assert "its buffers: input: (2, 6) float32" in done.stderr
@@ -50,18 +51,18 @@ def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     made = record(tmp_path / "run")
     assert made["status"] == "failed"
     assert "the layer is broken" in made["reason"]
-    assert made["steps"] == len(made["loss"]) == 3
+    assert made["steps"] == len(made["loss"]) == 7
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tmp_path: Path) -> None:
-    broken = ("model.target=mine:breaking", "model.kwargs.what=infinite")
+    broken = ("model.target=mine:breaking", "model.kwargs.what=infinite", LATE)
     done = train(make_directory(tmp_path), *PIPELINE, *broken)
     assert done.returncode == 1
     where = "first not finite: the output of layer 1 on stage 0, micro-batch 0"
-    assert f"step 4: the loss is nan; {where}; the weights are those of the step before" in done.stderr
+    assert f"step 8: the loss is nan; {where}; the weights are those of the step before" in done.stderr
     made = record(tmp_path / "run")
-    assert (made["status"], made["steps"]) == ("failed", 3)
-    assert len(made["loss"]) == 3
+    assert (made["status"], made["steps"]) == ("failed", 7)
+    assert len(made["loss"]) == 7
 
 
 @pytest.mark.full
