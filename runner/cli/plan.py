@@ -186,13 +186,14 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     from runner.launch.run.measured_plan import measured_plan
     from runner.model.device import device_memory_bytes
     from runner.plan.cores import num_cores
-    from runner.training.first_batches import first_batches, meet
+    from runner.profiling.meet import meet
+    from runner.training.first_batches import first_batches
 
     notes = [*unread, *_epoch_notes(config), *_place_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
-    meet(config, made.profile, first)
+    meet(config, made.profile, first.training, first.validation)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 
 

@@ -168,11 +168,7 @@ def _one_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
     else:
         datasets = load_datasets(config, seed)
         sample, collate = _example(datasets.train, config), datasets.collate
-    if collate is default_collate and (not isinstance(sample, tuple | list) or len(sample) != 2):
-        why = f"The first one is a {type(sample).__name__}"
-        fix = "data.collate=package.module:function, which makes (input, target) of a list of samples"
-        raise RequestError([Problem("data.target", config.target, "must have samples (input, target)", why, fix)])
-    return _example_batch([sample] * max(1, samples), collate, config)
+    return checked_batch([sample] * max(1, samples), collate, config)
 
 
 def _example(dataset: Any, config: DataConfig) -> Any:
@@ -185,17 +181,27 @@ def _example(dataset: Any, config: DataConfig) -> Any:
         raise RequestError([Problem("data.target", config.target, "must have samples that load", why)]) from error
 
 
-def _example_batch(samples: list[Any], collate: Collate, config: DataConfig) -> tuple[Any, Any]:
+def checked_batch(samples: list[Any], collate: Collate, config: DataConfig, named: str = "samples") -> tuple[Any, Any]:
+    """The batch ``(input, target)`` of at least one sample of a request's data; ``named`` is what messages call them.
+
+    Raises:
+        RequestError: the samples do not make such a batch.
+    """
+    sample = samples[0]
+    if collate is default_collate and (not isinstance(sample, tuple | list) or len(sample) != 2):
+        why = f"The first one is a {type(sample).__name__}"
+        fix = "data.collate=package.module:function, which makes (input, target) of a list of samples"
+        raise RequestError([Problem("data.target", config.target, f"must have {named} (input, target)", why, fix)])
     path = "data.target" if collate is default_collate else "data.collate"
     value = config.target if path == "data.target" else config.collate
     try:
         return collated(samples, collate)
     except RunFailedError as error:
-        rule = "must give a batch (input, target) with its samples on the first axis of every tensor"
+        rule = f"must give a batch (input, target) with its {named} on the first axis of every tensor"
         raise RequestError([Problem(path, value, rule, str(error))]) from error
     except Exception as error:
-        why = f"Collating {len(samples)} times the first sample raised {explained(error)}"
-        raise RequestError([Problem(path, value, "must have samples that make a batch", why)]) from error
+        why = f"Collating {len(samples)} samples raised {explained(error)}"
+        raise RequestError([Problem(path, value, f"must have {named} that make a batch", why)]) from error
 
 
 def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:

@@ -52,12 +52,13 @@ from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.layer_error import about_layer, about_loss, refusing
+from runner.profiling.meet import is_tried_here
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
 from runner.profiling.real_sizes import RealSizes
 from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
-from runner.profiling.try_loss import is_tried_here, try_loss
+from runner.profiling.try_loss import try_loss
 
 __all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "telling_model_problems", "trace_of"]
 

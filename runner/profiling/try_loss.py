@@ -18,40 +18,27 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, RunnerError, raise_problems
 from runner.model.boundary import flatten, map_tensors
 from runner.model.data import Datasets, collated, load_datasets
-from runner.model.device import device_is_here, device_type
+from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.loss_trial import Tried, trial_problems
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.seeds import seed_generators, seeded
 from runner.profile import ModelProfile
-from runner.targets import import_target
+from runner.profiling.meet import is_tried_here, meet
 
-__all__ = ["first_samples", "is_tried_here", "num_parts", "tried_of", "try_loss"]
+__all__ = ["first_samples", "num_parts", "tried_of", "try_loss"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 32
-_MOST_FLOPS = 1e11  # of all forwards; about a second on two CPU cores
-_MOST_BYTES = 1 << 30
-_FORWARDS = 24  # of a model that computes its loss itself
+_MOST_BYTES = 1 << 30  # of what the samples of a trial save
 
 
 def num_parts(config: RunConfig) -> int:
     """The number of micro-batches of a step over all replicas, none of which is empty."""
     parts = config.schedule.computed_microbatches * config.parallelism.data
     return min(parts, config.data.batch_size)
-
-
-def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
-    """Whether the loss is tried by the command, too: its data is prepared, its device is here, its model is small."""
-    is_prepared = getattr(import_target("data.target", config.data.target), "spec", None) is None
-    if not is_prepared or not device_is_here(config):
-        return False
-    flops = sum(layer.forward_flops for layer in profile.layers) / max(1, profile.samples)
-    weights = sum(layer.weight_bytes for layer in profile.layers)
-    largest = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)
-    return flops * 2 * _FORWARDS <= _MOST_FLOPS and weights + 2 * largest <= _MOST_BYTES
 
 
 def try_loss(config: RunConfig, profile: ModelProfile) -> None:
@@ -70,6 +57,8 @@ def try_loss(config: RunConfig, profile: ModelProfile) -> None:
         except RunnerError:
             raise
         except Exception as error:  # a user's model may do in training alone what it is made for
+            for samples in first_samples(config, profile):
+                meet(config, profile, samples)  # what refuses it is told by its cause alone
             logger.info("the loss was not tried on parts of a batch: %s: %s", type(error).__name__, error)
             return
     raise_problems(found[:1])

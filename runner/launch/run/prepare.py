@@ -34,6 +34,7 @@ __all__ = [
     "first_record",
     "place_of",
     "prepare",
+    "tell_trained",
     "write_request",
     "write_submitted",
 ]
@@ -62,8 +63,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.model.device import device_memory_bytes, device_type
     from runner.model.pretrained.check import pretrained_problems
     from runner.plan.cores import num_cores
-    from runner.plan.render import trained_of_all
-    from runner.training.first_batches import first_batches, meet
+    from runner.profiling.meet import meet
+    from runner.training.first_batches import first_batches
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
@@ -78,12 +79,18 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
-    meet(config, plan.profile, first)
-    logger.info("%s", trained_of_all(plan))
+    meet(config, plan.profile, first.training, first.validation)
     for note in empty_microbatch_notes(config):
         logger.warning("%s", note)
     compile_operators(config)
     return plan
+
+
+def tell_trained(plan: RunPlan) -> None:
+    """Log how many of the parameters are trained, once nothing refuses the request any more."""
+    from runner.plan.render import trained_of_all
+
+    logger.info("%s", trained_of_all(plan))
 
 
 def _check_epochs(config: RunConfig) -> None:
@@ -152,7 +159,8 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     """
     from runner.launch.run.measured_plan import measured_plan
     from runner.model.pretrained.check import pretrained_problems
-    from runner.training.first_batches import first_batches, meet
+    from runner.profiling.meet import meet
+    from runner.training.first_batches import first_batches
 
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
@@ -161,7 +169,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     plan = measured_plan(config)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
-    meet(config, plan.profile, first)
+    meet(config, plan.profile, first.training, first.validation)
 
 
 def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch.export import _trace as export_trace
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.nn.modules.module import register_module_buffer_registration_hook
@@ -223,6 +222,8 @@ def _quiet() -> Iterator[None]:
 
     At an error it prints the graph so far, at each of the attempts.
     """
+    from torch.export import _trace as export_trace  # a second of imports, which only a traced model needs
+
     names = ("torch.export", "torch.fx.experimental", "torch._dynamo", "torch._export")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -1,0 +1,115 @@
+"""Lets the model of a request meet the first batches of its data, before a run exists.
+
+What a rank would refuse at its first step, or at the first validation, is refused here, in the command. Only a model
+that is small enough to run here meets the batches; for the others the ranks do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError
+from runner.model.boundary import map_tensors, num_samples
+from runner.model.data import loss_sum
+from runner.model.device import device_is_here, device_type
+from runner.model.load import LoadedModel, load_model
+from runner.model.metrics import load_metrics
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.seeds import seeded
+from runner.profile import ModelProfile
+from runner.profiling.layer_error import LayerError, about_layer, about_loss, refusing
+from runner.targets import import_target
+
+__all__ = ["Batch", "is_tried_here", "meet"]
+
+_MOST_FLOPS = 1e11  # of one forward, and of all forwards that try the loss; about a second on two CPU cores
+_MOST_BYTES = 1 << 30
+_FORWARDS = 24  # of a model that computes its loss itself, where the loss is tried
+_OWN = "runner."
+
+Batch = tuple[Any, Any]
+
+
+def meet(config: RunConfig, profile: ModelProfile, training: Batch | None, validation: Batch | None = None) -> None:
+    """Run the model, its loss and the metrics on first batches, if it can run here.
+
+    Args:
+        config: the request.
+        profile: the profile of its model.
+        training: input and target of the first micro-batch; None if the data may not be there yet.
+        validation: those of the validation set; None if there is none.
+
+    Raises:
+        RequestError: a layer, the loss or a metric raises.
+    """
+    if training is not None and _runs_here(config, profile):
+        with seeded(config.seed, "first batches"):
+            _run(config, training, validation)
+
+
+def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
+    """Whether the loss is tried by the command, too: its data is prepared, its device is here, its model is small."""
+    is_prepared = getattr(import_target("data.target", config.data.target), "spec", None) is None
+    if not is_prepared or not device_is_here(config):
+        return False
+    flops = sum(layer.forward_flops for layer in profile.layers) / max(1, profile.samples)
+    weights = sum(layer.weight_bytes for layer in profile.layers)
+    largest = max(layer.saved_bytes + layer.output_bytes for layer in profile.layers) / max(1, profile.samples)
+    return flops * 2 * _FORWARDS <= _MOST_FLOPS and weights + 2 * largest <= _MOST_BYTES
+
+
+def _runs_here(config: RunConfig, profile: ModelProfile) -> bool:
+    """Whether the model is run; not where model, data, loss and metrics are all the runner's own."""
+    targets = [config.model.target, config.data.target, config.loss.target, *config.metrics.values()]
+    flops = sum(layer.forward_flops for layer in profile.layers)
+    kept = sum(layer.saved_bytes + layer.weight_bytes for layer in profile.layers)
+    own = all(target.startswith(_OWN) for target in targets)
+    return not own and flops <= _MOST_FLOPS and kept <= _MOST_BYTES and is_tried_here(config, profile)
+
+
+def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
+    """Run the model on the first batches; a LightningModule with steps of its own needs its trainer and is not run."""
+    model = load_model(config, cut=False)
+    if model.step is not None:
+        return
+    device = torch.device(device_type(config))
+    modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
+    with refusing(config):
+        _output(config, model, modules, training, device)
+    if validation is None:
+        return
+    for module in modules:
+        module.eval()
+    with torch.no_grad():
+        try:
+            output, targets = _output(config, model, modules, validation, device)
+        except LayerError as error:
+            rule, why = "must have a validation set that the model takes", f"{error.rule}. {error}"
+            raise RequestError([Problem("data.target", config.data.target, rule, why)]) from error
+        for metric in load_metrics(config.metrics):
+            metric.measure(output, targets, num_samples(validation[0]))
+
+
+def _output(
+    config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], batch: Batch, device: torch.device
+) -> Batch:
+    """The model's output, as the loss gets it, and the target; the loss is computed, too.
+
+    Raises:
+        LayerError: a layer or the loss raised.
+    """
+    inputs, targets = (map_tensors(lambda tensor: tensor.to(device), part) for part in batch)
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    value = to_precision(inputs, dtype)
+    for source, module in zip(model.layers, modules, strict=True):
+        with about_layer(source.index, module, value):
+            value = autocasting(source.calling(module), device.type, autocast)(value)
+    output = to_precision(value, torch.float32)
+    with about_loss((output, targets)):
+        loss_sum(model.loss(output, targets), num_samples(inputs))
+    return output, targets
