@@ -82,13 +82,11 @@ def assert_equals_one_process(schedule: Schedule) -> None:
     assert all(rank == expected for rank in losses)
 
 
-@pytest.mark.parametrize("chunks", [3, 5, 10])
 @pytest.mark.parametrize("delay", [None, 0, 2], ids=["whole", "fused", "split"])
-def test_stages_of_one_rank(chunks: int, delay: int | None) -> None:
-    assert_equals_one_process(fuse_backwards(in_order(zigzag(1, chunks), 4, ahead=1, delay=delay)))
+def test_stages_of_one_rank(delay: int | None) -> None:
+    assert_equals_one_process(fuse_backwards(in_order(zigzag(1, 5), 4, ahead=1, delay=delay)))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v"])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize(("name", "ranks"), [("1f1b", 5), ("interleaved_1f1b", 2), ("zb_v", 3)])
 def test_stages_of_several_ranks(name: str, ranks: int) -> None:
     assert_equals_one_process(fuse_backwards(registry.build(name, ranks=ranks, microbatches=4)))

@@ -8,30 +8,16 @@ from functools import partial
 
 import torch
 from halved_sums import KIND
+from late_weights import make_batches, make_model
 from layouts import make_engine, part_of
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from runner.config.schema import CompressionConfig
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.schedule import build
 
-RATE = 2.0**-3
-COUNT = 4
-REPLICAS = 2
-STEPS = 6
-WIDTH = 6
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)))
-
-
-def make_batches() -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(4)
-    size = REPLICAS * COUNT
-    return [tuple(torch.randn(2, size, WIDTH, generator=generator)) for _ in range(STEPS)]
+RATE, COUNT, REPLICAS = 2.0**-3, 4, 2
 
 
 def by_hand(batches: Sequence[tuple[Tensor, Tensor]], *, delay: int) -> dict[str, Tensor]:
@@ -70,15 +56,9 @@ def by_engine(batches: Sequence[tuple[Tensor, Tensor]], drained_after: int) -> l
 
     def run(transport: ThreadTransport) -> dict[str, Tensor]:
         engine = make_engine(
-            models[transport.rank],
-            functional.mse_loss,
-            transport,
-            schedule=schedule,
-            pipeline=2,
-            data=REPLICAS,
-            count=COUNT,
-            optimizer=partial(torch.optim.SGD, lr=RATE),
-        )
+            models[transport.rank], functional.mse_loss, transport, schedule=schedule, pipeline=2, data=REPLICAS,
+            count=COUNT, optimizer=partial(torch.optim.SGD, lr=RATE),
+        )  # fmt: skip
         engine.reduce_by(lambda gradients: KIND.reducer(section, gradients))
         for step, batch in enumerate(batches):
             engine.submit(part_of(batch, transport, 2, REPLICAS, schedule))
@@ -91,10 +71,10 @@ def by_engine(batches: Sequence[tuple[Tensor, Tensor]], drained_after: int) -> l
 
 
 def test_residuals_follow_the_gradients_of_delayed_weights() -> None:
-    batches = make_batches()
+    batches = make_batches(REPLICAS * COUNT, steps=6)
     expected = by_hand(batches, delay=1)
     for weights in by_engine(batches, drained_after=2):
-        assert len(weights) == 4
+        assert len(weights) == 8
         assert [name for name, value in weights.items() if not torch.equal(value, expected[name])] == []
     undelayed = by_hand(batches, delay=0)
     assert any(not torch.equal(undelayed[name], value) for name, value in expected.items())

@@ -22,7 +22,7 @@ from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import compression_of
 from runner.strategy.reducers import load_reducer_states, own_reducer_states
 
-STEPS, COUNT = 20, 2
+STEPS, COUNT = 8, 2
 SIZES = (5, 8, 7, 3)
 KEYS: dict[str, dict[str, Any]] = {
     "fp16": {}, "bf16": {}, "topk": {"density": 0.2}, "randomk": {"density": 0.2}, "qsgd": {"levels": 7},
@@ -158,11 +158,10 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], atol: fl
     } == {}
 
 
-@pytest.mark.parametrize(("replicas", "optimizer"), [(2, "sgd"), (3, "adam")])
 @pytest.mark.parametrize("name", PLAIN)
-def test_twenty_steps_are_those_of_plain_torch(name: str, replicas: int, optimizer: str) -> None:
+def test_steps_are_those_of_plain_torch(name: str) -> None:
     """What is compressed is the sum over two micro-batches, and what is left over goes on."""
-    batches = make_batches()
+    batches, (replicas, optimizer) = make_batches(), (3, "adam") if name in ("bf16", "topk", "gradzip") else (2, "sgd")
     ranks = Ranks(section_of(name, error_feedback=True), data=replicas, optimizer=OPTIMIZERS[optimizer])
     begun_with_rights(ranks)
     found = ranks.train(batches)
@@ -198,8 +197,7 @@ def spoil(at: int, position: int) -> Callable[[Engine], None]:
     return prepare
 
 
-@pytest.mark.parametrize("position", [0, 1])
-@pytest.mark.parametrize("name", ["topk", "signsgd", "powersgd"])
+@pytest.mark.parametrize(("name", "position"), [("topk", 0), ("signsgd", 1), ("powersgd", 1)])
 def test_an_overflow_leaves_no_trace(name: str, position: int) -> None:
     """Also on the other stage, whose own gradients were finite; and the next steps have another loss scale."""
     batches = make_batches(6)
@@ -267,7 +265,7 @@ def part_of_line(
     return found[0][0], [state for _, state in found]
 
 
-@pytest.mark.parametrize("name", [name for name in KEYS if name != "qsgd"])
+@pytest.mark.parametrize("name", ["bf16", "topk", "randomk", "signsgd", "gradzip"])
 def test_residuals_telescope(name: str) -> None:
     """What was applied and what is left over is the sum of all gradients, over overflows, a resume and plain steps."""
     generator = torch.Generator().manual_seed(7)
@@ -278,9 +276,9 @@ def test_residuals_telescope(name: str) -> None:
     later = section_of(name, start_step=8, error_feedback=True)
     weight, saved = part_of_line(later, batches, 6, weight, saved)
     left = torch.stack([state["states"]["0.weight"]["residual"] for state in saved]).sum(dim=0)
-    rounded = {"fp16": 2e-2, "bf16": 2e-1}.get(name, 1e-4)  # sums are rounded to the format, too
+    rounded = 2e-1 if name == "bf16" else 1e-4  # sums are rounded to the format, too
     assert torch.allclose(-4 * weight + left, whole, atol=rounded)
-    assert name in ("fp16", "bf16") or float(left.abs().max()) > 0.1
+    assert name == "bf16" or float(left.abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -294,10 +292,9 @@ def test_a_run_that_goes_on_has_the_same_bits(name: str) -> None:
     assert [key for key, value in expected.items() if not torch.equal(found[key], value)] == []
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", ["none", *KEYS])
-def test_bytes_are_counted_as_the_formula_says(name: str, replicas: int) -> None:
-    section = section_of(name) if name != "none" else CompressionConfig()
+def test_bytes_are_counted_as_the_formula_says(name: str) -> None:
+    section, replicas = section_of(name) if name != "none" else CompressionConfig(), 3
     ranks = Ranks(section, data=replicas)
     ranks.train(make_batches(2))
     shapes = [tuple(parameter.shape) for parameter in make_model().parameters()]

@@ -1,4 +1,4 @@
-"""Nothing is left behind by the steps of a stream: after 200 of them, as many bytes of tensors live as after 20."""
+"""Nothing is left behind by the steps of a stream: after 45 of them, as many bytes of tensors live as after 5."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from covering import sampled
 from layouts import make_engine, part_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,12 +21,9 @@ from runner.plan.prediction import prediction_of
 from runner.schedule import build
 
 RANKS, WIDTH = 3, 6
-COUNTED_AFTER = (20, 110, 200)
+COUNTED_AFTER = (5, 25, 45)
 MOMENTUM = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-COUNTS = {
-    "1f1b": 2, "ampnet": 1, "pipedream": 1, "pipedream_vsync": 1, "pipedream_2bw": 2, "wpipe": 4,
-    "spectrain": 1, "xpipe": 2, "pipemare": 1, "avgpipe": 4, "hetpipe": 1,
-}  # fmt: skip
+COUNTS = {"pipemare": 1, "wpipe": 4, "avgpipe": 4}
 
 
 def live_bytes() -> int:
@@ -58,7 +54,7 @@ def options_of(name: str, schedule: Any) -> dict[str, Any]:
     return {"optimizer": MOMENTUM, "prediction": prediction_of(config, schedule)}
 
 
-@pytest.mark.parametrize("name", sampled(COUNTS, "pipemare"))
+@pytest.mark.parametrize("name", COUNTS)
 def test_tensor_bytes_are_flat(name: str) -> None:
     count = COUNTS[name]
     schedule = build(name, ranks=RANKS, microbatches=count)

@@ -11,7 +11,8 @@ import torch
 from layouts import train_in_threads
 from plain_kfac import plain_kfac
 from small_models import token_loss
-from test_twins import make_tied, token_batches
+from test_ties import make_batches as token_batches
+from test_ties import make_tied
 from torch import nn
 from torch.nn import functional
 
@@ -59,13 +60,7 @@ def train_kfac(
 
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("gpipe", 1, {}),
-    ("naive", 2, {}),
-    ("gpipe", 2, {}),
-    ("1f1b", 3, {}),
-    ("1f1b_eager", 2, {}),
     ("interleaved_1f1b", 2, {"chunks": 2}),
-    ("looped_bfs", 3, {"chunks": 2}),
-    ("hanayo", 2, {}),
     ("varuna", 3, {}),
 ]
 

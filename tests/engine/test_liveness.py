@@ -38,8 +38,6 @@ SAME_KIND = {
 COMPARED = {Kind.SAVED, Kind.OUTPUT, Kind.INPUT, *SAME_KIND.values()}  # not what the transport owns, nor weights
 
 CASES: dict[str, dict[str, Any]] = {
-    "gpipe": {"ranks": 3, "microbatches": 4},
-    "1f1b": {"ranks": 4, "microbatches": 6},
     "zb_h1": {"ranks": 4, "microbatches": 6},
     "zb_v": {"ranks": 3, "microbatches": 6},
     "interleaved_1f1b": {"ranks": 2, "microbatches": 4, "chunks": 2},

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from covering import covering
 from layouts import train_in_threads, uniform
 from programs import make_blocks, measured_and_predicted, points
 from torch import nn
@@ -17,7 +16,7 @@ from runner.schedule.checking.schedule import check
 from runner.schedule.lending import FEWEST, Loan, with_loans
 from runner.schedule.values import Op, Schedule
 
-COUNT, SAMPLES = 8, 512
+COUNT, SAMPLES = 8, 128
 SCALARS = 64  # bytes of losses and headers, which predictions of tensors do not count
 LOANS = {
     "first": [Loan(0, 3, 2)],
@@ -39,7 +38,7 @@ def again(first: int, last: int) -> ChainProgram:
     return tuple(Segment(at, at, recompute=at > first) for at in range(first, last + 1))
 
 
-@pytest.mark.parametrize(("program", "name"), covering({"program": [kept, again], "name": LOANS}, strength=1))
+@pytest.mark.parametrize(("program", "name"), [(kept, "two_hosts"), (again, "one_host")])
 def test_peaks_of_lenders_and_of_hosts_are_those_predicted(name: str, program: object) -> None:
     """Also in backwards: what has come back is dropped there as soon as it is used."""
     make, loans = kept if program is kept else again, LOANS[name]
@@ -55,9 +54,8 @@ def test_peaks_of_lenders_and_of_hosts_are_those_predicted(name: str, program: o
         assert found[loan.host] > plain[loan.host]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("loans", LOANS.values(), ids=LOANS)
-def test_bits_are_those_of_a_run_that_lends_nothing(loans: list[Loan], name: str) -> None:
+@pytest.mark.parametrize(("loans", "name"), [("two_hosts", "gpipe"), ("one_host", "1f1b")])
+def test_bits_are_those_of_a_run_that_lends_nothing(loans: str, name: str) -> None:
     batches = [points(2 * COUNT)] * 2
     sgd = partial(torch.optim.SGD, lr=0.1)
     make = partial(make_blocks, dropout=0.2)
@@ -65,15 +63,14 @@ def test_bits_are_those_of_a_run_that_lends_nothing(loans: list[Loan], name: str
         train_in_threads(
             make, nn.functional.mse_loss, batches, schedule=order, pipeline=4, data=1, count=COUNT, optimizer=sgd
         )
-        for order in (name, lending(loans, name))
+        for order in (name, lending(LOANS[loans], name))
     ]
     (losses, weights), (lent_losses, lent_weights) = results
     assert lent_losses == losses
     assert [key for key, value in weights.items() if not torch.equal(lent_weights[key], value)] == []
 
 
-@pytest.mark.parametrize("ranks", [4, 7])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("name", "ranks"), [("1f1b", 7), ("gpipe", 4)])
 def test_a_lender_keeps_at_most_what_its_loan_says(name: str, ranks: int) -> None:
     plain = build(name, ranks=ranks, microbatches=COUNT)
     for most in range(FEWEST, ranks):

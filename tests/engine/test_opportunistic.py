@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,30 +26,39 @@ adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 
+class Sent:
+    """How many activations each rank has sent."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.changed = threading.Condition()
+
+
 class GradientsAfterActivations(TransportAround):
     """Holds the rank's gradients back until the rank before has sent as many activations as a list says.
 
     In the schedule's own order that rank would wait for the gradient first, and the run would hang.
 
     Args:
-        sent: activations that the rank before has sent in this step; shared by the ranks.
+        sent: activations that the ranks have sent.
         due: of the n-th gradient of a step: how many these must be.
     """
 
-    def __init__(self, inner: Transport, sent: dict[int, int], due: Sequence[int]) -> None:
+    def __init__(self, inner: Transport, sent: Sent, due: Sequence[int]) -> None:
         super().__init__(inner)
         self._sent, self._due, self._gradients = sent, due, 0
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
-        if channel is Channel.ACTIVATION:
-            self._sent[self.rank] = self._sent.get(self.rank, 0) + 1
-        if channel is Channel.GRADIENT:
-            step, number = divmod(self._gradients, len(self._due))
-            self._gradients += 1
-            deadline = time.monotonic() + 20
-            while self._sent.get(peer, 0) < step * len(self._due) + self._due[number]:
-                assert time.monotonic() < deadline, "the rank before keeps to its order"
-                time.sleep(0.001)
+        with self._sent.changed:
+            if channel is Channel.ACTIVATION:
+                self._sent.counts[self.rank] = self._sent.counts.get(self.rank, 0) + 1
+                self._sent.changed.notify_all()
+            if channel is Channel.GRADIENT:
+                step, number = divmod(self._gradients, len(self._due))
+                self._gradients += 1
+                most = step * len(self._due) + self._due[number]
+                in_time = self._sent.changed.wait_for(lambda: self._sent.counts.get(peer, 0) >= most, 120)
+                assert in_time, "the rank before keeps to its order"
         return super().send(tensor, peer, channel)
 
 
@@ -56,11 +67,11 @@ class LateGradients(TransportAround):
 
     def __init__(self, inner: Transport, seed: int) -> None:
         super().__init__(inner)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._chance = random.Random(seed)
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
         if channel is Channel.GRADIENT:
-            time.sleep(0.004 * float(torch.rand((), generator=self._generator)))
+            time.sleep(0.004 * self._chance.random())
         return super().send(tensor, peer, channel)
 
 
@@ -134,18 +145,14 @@ def test_a_forward_goes_first_where_a_gradient_is_late() -> None:
     schedule = varuna(2, 4)
     static = [str(action) for action in schedule.actions[0]]
     assert static.index("0B0") < static.index("0F3")
-    sent: dict[int, int] = {}
-    around = {
-        0: partial(GradientsAfterActivations, sent=sent, due=[4] * 4),
-        1: partial(GradientsAfterActivations, sent=sent, due=[4] * 4),
-    }
+    around = dict.fromkeys((0, 1), partial(GradientsAfterActivations, sent=Sent(), due=[4] * 4))
     losses, weights, done = run_engine(schedule, make_batches(12), around)
     assert [name for name in done[0] if "F" in name] == ["0F0", "0F1", "0F2", "0F3"]
     assert done[0].index("0F3") < done[0].index("0B0")
     assert_equals_one_process(losses, weights, make_batches(12), 4)
 
 
-@pytest.mark.parametrize(("ranks", "limit", "batch"), [(3, None, 18), (4, 3, 21), (3, 2, 4)])
+@pytest.mark.parametrize(("ranks", "limit", "batch"), [(4, 3, 21), (3, 2, 4)])
 def test_any_order_of_arrivals_gives_what_one_process_gives(ranks: int, limit: int | None, batch: int) -> None:
     """Uneven micro-batches, and some without a sample; batch norm's statistics and clipping besides."""
     schedule = varuna(ranks, 6, limit)
@@ -163,17 +170,6 @@ def test_a_rank_holds_no_more_than_its_limit() -> None:
     schedule = varuna(2, 4, 1)
     _, _, done = run_engine(schedule, make_batches(8), {1: partial(LateGradients, seed=0)})
     assert done[0] == [str(action) for action in schedule.actions[0]]
-
-
-def test_the_engine_of_other_schedules_watches_nothing() -> None:
-    static = registry.build("varuna", ranks=2, microbatches=4)
-
-    def rank(inner: ThreadTransport) -> bool:
-        layout: dict[str, Any] = {"schedule": static, "pipeline": 2, "data": 1, "count": 4}
-        engine = make_engine(make_model(), functional.cross_entropy, inner, optimizer=adamw, **layout)
-        return isinstance(engine.transport, WatchedTransport)
-
-    assert run_ranks(2, rank) == [False, False]
 
 
 def test_a_watched_arrival_is_seen_and_its_error_raised_where_it_is_waited_for() -> None:
@@ -197,23 +193,3 @@ def test_a_watched_arrival_is_seen_and_its_error_raised_where_it_is_waited_for()
             never.wait()
 
     run_ranks(2, rank)
-
-
-def test_a_failing_rank_ends_the_others() -> None:
-    schedule = varuna(2, 4)
-    models = [make_model() for _ in range(2)]
-
-    class Broken(nn.Module):
-        def forward(self, value: Tensor) -> Tensor:
-            raise ValueError("broken on purpose")
-
-    models[1][6] = Broken()
-
-    def rank(inner: ThreadTransport) -> None:
-        layout: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 4}
-        engine = make_engine(models[inner.rank], functional.cross_entropy, inner, optimizer=adamw, **layout)
-        batch = part_of(make_batches(8)[0], inner, 2, 1, schedule)
-        engine.submit(batch)
-
-    with pytest.raises(Exception, match="broken on purpose"):
-        run_ranks(2, rank)

@@ -58,11 +58,9 @@ def many_batches(samples: int, steps: int, *shape: int) -> list[tuple[torch.Tens
 
 
 CASES = {
-    "1f1b, every second step": (4, "1f1b", Costs(), 2),
     "gpipe, every second step": (4, "gpipe", Costs(), 2),
     "inverses of the same step": (4, "1f1b", Costs(fills={"curvature": 50.0, "inversion": 50.0}), 1),
     "two ranks": (2, "1f1b", Costs(), 5),
-    "gpipe of two ranks": (2, "gpipe", Costs(fills={"curvature": 0.3, "inversion": 0.8}), 2),
     "work that no bubble has room for": (2, "1f1b", Costs(fills={"curvature": 0.7, "inversion": 50.0}), 3),
 }
 
@@ -115,7 +113,7 @@ def submitted(
         engine.submit(part_of(batch, transport, 2, 1, schedule))
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+@pytest.mark.parametrize("cut", [2, 5])
 def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
     """A cut within an interval of five steps: what waits to be summed is summed first, and its sums are saved."""
     schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)

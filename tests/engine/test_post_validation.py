@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import torch
 from layouts import make_engine, part_of
 from narrow import present
 from reference import train
+from test_equality import from_file
 from test_precision import OverflowsOnce
-from test_split_schedules import V_SHAPE, from_file
 from torch import nn
 
 from runner.engine.options import TakenBack
@@ -52,29 +50,19 @@ def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def run(
-    schedule: Schedule, *, data: int = 1, model: dict[str, Any] | None = None, delays: int | None = None, **options: Any
+    schedule: Schedule, *, data: int = 1, model: dict[str, Any] | None = None, **options: Any
 ) -> list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]]:
     """Per rank: the steps' losses, the weights and buffers at the end, what was taken back."""
     pipeline = schedule.ranks
     models = [make_model(**model or {}) for _ in range(pipeline * data)]
 
     def one(transport: ThreadTransport) -> tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]:
-        shuffler = random.Random(f"{delays} {transport.rank}")
         engine = make_engine(
-            models[transport.rank],
-            cross_entropy,
-            transport,
-            schedule=schedule,
-            pipeline=pipeline,
-            data=data,
-            count=schedule.microbatches,
-            optimizer=adamw,
-            **options,
-        )
+            models[transport.rank], cross_entropy, transport, schedule=schedule, pipeline=pipeline, data=data,
+            count=schedule.microbatches, optimizer=adamw, **options,
+        )  # fmt: skip
         steps = []
         for batch in make_batches():
-            if delays is not None:
-                time.sleep(shuffler.random() / 50)
             steps += engine.submit(part_of(batch, transport, pipeline, data, schedule))
         engine.drain()
         weights = {k: v.clone() for s in engine.stages.values() for k, v in s.global_state().items()}
@@ -89,11 +77,6 @@ def named(name: str, ranks: int, count: int = COUNT) -> Schedule:
     return schedule
 
 
-@pytest.fixture
-def v_shape(tmp_path: Path) -> Schedule:
-    return from_file(V_SHAPE, tmp_path, ranks=2, count=2, chunks=2)
-
-
 def assert_same(
     found: list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]],
     expected: list[tuple[list[float], dict[str, torch.Tensor], list[Any]]],
@@ -103,11 +86,10 @@ def assert_same(
         assert all(torch.equal(weights[name], other_weights[name]) for name in other_weights)
 
 
-@pytest.mark.parametrize("clip_norm", [0.5, 1.0, 2.0, None])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
+@pytest.mark.parametrize(("name", "clip_norm"), [("1f1b", 1.0), ("gpipe", 0.5), ("naive", 2.0), ("1f1b", None)])
 def test_clipped_steps_are_taken_back_bitwise(name: str, clip_norm: float | None) -> None:
     without_dropout: dict[str, Any] = {"dropout": 0.0}
-    found = run(named(name, 3), model=without_dropout, clip_norm=clip_norm, post_validation=True, delays=1)
+    found = run(named(name, 3), model=without_dropout, clip_norm=clip_norm, post_validation=True)
     expected = make_model(**without_dropout)
     losses = train(expected, cross_entropy, make_batches(), count=COUNT, optimizer=adamw, clip_norm=clip_norm)
     for own_losses, own_weights, taken_back in found:
@@ -119,32 +101,32 @@ def test_clipped_steps_are_taken_back_bitwise(name: str, clip_norm: float | None
         assert len(found[0][2]) < STEPS or clip_norm < 1.0, "some steps stay as they are"
 
 
-def test_two_chunks_on_a_rank(v_shape: Schedule) -> None:
-    found = run(v_shape, clip_norm=1.0, post_validation=True, delays=3)
-    assert_same(found, run(v_shape, clip_norm=1.0))
+def test_two_chunks_on_a_rank(tmp_path: Path) -> None:
+    schedule = from_file(tmp_path)
+    found = run(schedule, clip_norm=1.0, post_validation=True)
+    assert_same(found, run(schedule, clip_norm=1.0))
     assert found[0][2]
 
 
 def test_replicas_take_the_same_steps_back() -> None:
-    found = run(named("1f1b", 2, 2), data=2, clip_norm=1.0, post_validation=True, delays=4)
+    found = run(named("1f1b", 2, 2), data=2, clip_norm=1.0, post_validation=True)
     assert_same(found, run(named("1f1b", 2, 2), data=2, clip_norm=1.0))
     assert found[0][2]
     assert all(taken_back == found[0][2] for _, _, taken_back in found)
 
 
-@pytest.mark.parametrize("layer", [0, 2, 5])
+@pytest.mark.parametrize("layer", [0, 5])
 def test_an_overflow_on_each_rank_in_turn_is_skipped_bitwise(layer: int) -> None:
     options: dict[str, Any] = {"model": {"overflow_at": layer}, "skip_nonfinite": True, "clip_norm": 5.0}
-    found = run(named("1f1b", 3), post_validation=True, delays=2, **options)
+    found = run(named("1f1b", 3), post_validation=True, **options)
     assert_same(found, run(named("1f1b", 3), **options))
     assert all([step.step for step in taken_back if step.skipped] == [2] for _, _, taken_back in found)
 
 
-@pytest.mark.parametrize("layer", [0, 5])
-def test_the_loss_scale_is_the_one_of_waiting_ranks(layer: int) -> None:
+def test_the_loss_scale_is_the_one_of_waiting_ranks() -> None:
     scaling = LossScaling(initial_scale=2.0**8, growth_interval=2, samples=BATCH)
     options: dict[str, Any] = {
-        "model": {"overflow_at": layer},
+        "model": {"overflow_at": 5},
         "scaling": scaling,
         "dtype": torch.float16,
         "masters": True,
@@ -178,8 +160,7 @@ def test_weights_are_final_after_a_drain() -> None:
     assert found[0][2][-1].step == STEPS - 1
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
+@pytest.mark.parametrize(("name", "ranks"), [("1f1b", 4), ("gpipe", 3), ("naive", 2)])
 def test_beginnings_are_a_consistent_cut_of_forwards(name: str, ranks: int) -> None:
     program = lower(named(name, ranks, 6))
     found = speculation(program)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import pytest
 import torch
 from layouts import EngineFormat, make_engine, part_of, train_in_threads
-from narrow import gradient
-from reference import microbatches
+from precisions import PLAIN, train
 from torch import nn
 
 from runner.engine.options import FinishedStep
@@ -39,95 +37,46 @@ def make_batches(steps: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def plain_loop(
-    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    *,
-    weights: torch.dtype,
-    autocast: torch.dtype | None = None,
-    masters: bool = False,
-    scales: Sequence[float] = (),
-    clip_value: float | None = None,
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Mixed precision by hand, as torch's recipes and the paper describe it; imports nothing of the runner."""
-    model = make_model().to(weights)
-    parameters = list(model.parameters())
-    updated = [nn.Parameter(p.detach().float().clone()) for p in parameters] if masters else parameters
-    optimizer, losses = adamw(updated), []
-    for step, (inputs, targets) in enumerate(batches):
-        model.zero_grad()
-        scale, total = scales[step] if scales else 1.0, 0.0
-        for x, y in zip(microbatches(inputs, 1, COUNT), microbatches(targets, 1, COUNT), strict=True):
-            with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                output = model(x.to(weights))
-            part = loss_function(output.float(), y) * len(x)
-            total += float(part.detach().double())
-            (part * scale / BATCH if scales else part).backward()  # type: ignore[no-untyped-call]  # the library's
-        for parameter, master in zip(parameters, updated, strict=True):
-            found = gradient(parameter).float() if masters else gradient(parameter)
-            master.grad = found / scale if scales else found / BATCH
-            if clip_value is not None:
-                gradient(master).clamp_(-clip_value, clip_value)
-        optimizer.step()
-        if masters:
-            for parameter, master in zip(parameters, updated, strict=True):
-                parameter.data.copy_(master)
-        losses.append(total / BATCH)
+ENGINE: dict[str, EngineFormat] = {
+    "bf16_master": {"dtype": torch.bfloat16, "masters": True},
+    "bf16_mixed": {"autocast": torch.bfloat16},
+    "fp16": {"dtype": torch.float16, "masters": True, "scaling": SCALING},
+    "fp16_mixed": {"autocast": torch.float16, "scaling": SCALING},
+}
+SCALES = [2.0**10, 2.0**10, 2.0**11, 2.0**11]
+
+
+def trained(precision: str, pipeline: int, data: int = 1, **options: Any) -> tuple[list[list[float]], dict[str, Any]]:
+    layout: dict[str, Any] = {"schedule": "1f1b", "pipeline": pipeline, "data": data, "count": COUNT // data}
+    options |= ENGINE[precision]
+    return train_in_threads(make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options)
+
+
+def by_hand(precision: str, clip_value: float | None = None) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = make_model()
+    losses = train(
+        PLAIN[precision], model, loss_function, make_batches(), count=COUNT, optimizer=adamw, scales=SCALES,
+        clip_value=clip_value,
+    )  # fmt: skip
     return losses, model.state_dict()
 
 
-class PlainFormat(TypedDict):
-    """How :func:`plain_loop` computes in a precision."""
-
-    weights: torch.dtype
-    autocast: NotRequired[torch.dtype]
-    masters: NotRequired[bool]
-    scales: NotRequired[list[float]]
-
-
-PRECISIONS: dict[str, tuple[EngineFormat, PlainFormat]] = {
-    "fp32": ({"dtype": torch.float32}, {"weights": torch.float32}),
-    "bf16_master": ({"dtype": torch.bfloat16, "masters": True}, {"weights": torch.bfloat16, "masters": True}),
-    "bf16_mixed": ({"autocast": torch.bfloat16}, {"weights": torch.float32, "autocast": torch.bfloat16}),
-    "fp16": (
-        {"dtype": torch.float16, "masters": True, "scaling": SCALING},
-        {"weights": torch.float16, "masters": True, "scales": [2.0**10, 2.0**10, 2.0**11, 2.0**11]},
-    ),
-    "fp16_mixed": (
-        {"autocast": torch.float16, "scaling": SCALING},
-        {"weights": torch.float32, "autocast": torch.float16, "scales": [2.0**10, 2.0**10, 2.0**11, 2.0**11]},
-    ),
-}
-
-
-@pytest.mark.parametrize("clip_value", [None, 0.01], ids=["free", "clip"])
-@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 3)])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_equals_one_process_bitwise(precision: str, schedule: str, pipeline: int, clip_value: float | None) -> None:
-    options, plain = PRECISIONS[precision]
-    expected, state = plain_loop(make_batches(), clip_value=clip_value, **plain)
-    losses, weights = train_in_threads(
-        make_model,
-        loss_function,
-        make_batches(),
-        schedule=schedule,
-        pipeline=pipeline,
-        data=1,
-        count=COUNT,
-        optimizer=adamw,
-        clip_value=clip_value,
-        **options,
-    )
+@pytest.mark.parametrize(
+    ("precision", "pipeline", "clip_value"),
+    [("bf16_master", 2, None), ("bf16_mixed", 3, 0.01), ("fp16", 3, 0.01), ("fp16_mixed", 3, None), ("fp16", 1, None)],
+)
+def test_equals_one_process_bitwise(precision: str, pipeline: int, clip_value: float | None) -> None:
+    expected, state = by_hand(precision, clip_value)
+    losses, weights = trained(precision, pipeline, clip_value=clip_value)
     assert losses == [expected] * pipeline
     assert [name for name in state if not torch.equal(weights[name], state[name])] == []
-    assert weights["0.weight"].dtype is plain["weights"]
+    assert weights["0.weight"].dtype is PLAIN[precision].weights
 
 
-@pytest.mark.parametrize("precision", ["bf16_master", "fp16", "fp16_mixed"])
+@pytest.mark.parametrize("precision", ["bf16_master", "fp16_mixed"])
 def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision: str) -> None:
-    options, plain = PRECISIONS[precision]
-    expected, state = plain_loop(make_batches(), **plain)
-    layout: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "data": 2, "count": 2}
-    losses, weights = train_in_threads(make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options)
+    expected, state = by_hand(precision)
+    losses, weights = trained(precision, 2, data=2)
     assert losses[0] == pytest.approx(expected, rel=2e-2)
     for name in state:
         torch.testing.assert_close(weights[name].float(), state[name].float(), rtol=5e-2, atol=2e-2)
@@ -135,23 +84,9 @@ def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision: str
 
 def test_the_norm_is_clipped_after_unscaling() -> None:
     """A norm of the scaled gradients would be a thousand times as large, and everything would be clipped."""
-    runs = [
-        train_in_threads(
-            make_model,
-            loss_function,
-            make_batches(),
-            schedule="1f1b",
-            pipeline=3,
-            data=1,
-            count=COUNT,
-            optimizer=adamw,
-            clip_norm=clip_norm,
-            **PRECISIONS["fp16_mixed"][0],
-        )
-        for clip_norm in (None, 1e3)
-    ]
-    assert runs[0][0] == runs[1][0]
-    assert all(torch.equal(runs[0][1][name], runs[1][1][name]) for name in runs[0][1])
+    free, clipped = (trained("fp16_mixed", 3, clip_norm=clip_norm) for clip_norm in (None, 1e3))
+    assert free[0] == clipped[0]
+    assert all(torch.equal(free[1][name], clipped[1][name]) for name in free[1])
 
 
 class OverflowsOnce(nn.Module):
@@ -170,7 +105,7 @@ class OverflowsOnce(nn.Module):
 
 
 def run_overflow(
-    stage: int, options: dict[str, Any], *, data: int = 1
+    stage: int, options: dict[str, Any]
 ) -> list[tuple[list[FinishedStep], list[dict[str, torch.Tensor]], float]]:
     """Per rank: what each step gave, the weights after each step, the scale at the end; step 1 overflows."""
 
@@ -179,36 +114,28 @@ def run_overflow(
         layers[2 * stage + 1] = nn.Sequential(layers[2 * stage + 1], OverflowsOnce(1))
         return nn.Sequential(*layers)
 
-    models = [model() for _ in range(3 * data)]
+    models = [model() for _ in range(3)]
 
     def run(transport: ThreadTransport) -> tuple[list[FinishedStep], list[dict[str, torch.Tensor]], float]:
         engine = make_engine(
-            models[transport.rank],
-            loss_function,
-            transport,
-            schedule="1f1b",
-            pipeline=3,
-            data=data,
-            count=COUNT // data,
-            optimizer=adamw,
-            **options,
-        )
+            models[transport.rank], loss_function, transport, schedule="1f1b", pipeline=3, data=1, count=COUNT,
+            optimizer=adamw, **options,
+        )  # fmt: skip
         steps: list[FinishedStep] = []
         weights: list[dict[str, torch.Tensor]] = []
         for batch in make_batches():
-            steps += engine.submit(part_of(batch, transport, 3, data))
+            steps += engine.submit(part_of(batch, transport, 3, 1))
             state = {k: v.clone() for s in engine.stages.values() for k, v in s.global_state().items()}
             weights.append(state)
         engine.drain()
         return steps, weights, engine.update.scale.value
 
-    return run_ranks(3 * data, run)
+    return run_ranks(3, run)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp16_mixed"])
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp16"), (1, "fp16_mixed"), (2, "fp16_mixed")])
 def test_an_overflow_on_any_stage_skips_the_step_on_every_rank(stage: int, precision: str) -> None:
-    options: dict[str, Any] = {**PRECISIONS[precision][0], "scaling": LossScaling(initial_scale=2.0**10, samples=BATCH)}
+    options: dict[str, Any] = {**ENGINE[precision], "scaling": LossScaling(initial_scale=2.0**10, samples=BATCH)}
     for steps, weights, scale in run_overflow(stage, options):
         assert [step.skipped for step in steps] == [False, True, False, False]
         assert [step.loss_scale for step in steps] == [2.0**10, 2.0**10, 2.0**9, 2.0**9], "it halves once"
@@ -218,9 +145,8 @@ def test_an_overflow_on_any_stage_skips_the_step_on_every_rank(stage: int, preci
         assert all(torch.isfinite(value).all() for value in weights[-1].values())
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-def test_without_scaling_a_step_is_skipped_where_asked(stage: int) -> None:
-    for steps, weights, _ in run_overflow(stage, {"skip_nonfinite": True}):
+def test_without_scaling_a_step_is_skipped_where_asked() -> None:
+    for steps, weights, _ in run_overflow(2, {"skip_nonfinite": True}):
         assert [step.skipped for step in steps] == [False, True, False, False]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from covering import covering
-from layouts import make_engine, part_of
+from late_weights import (
+    STEPS,
+    Batches,
+    Formula,
+    Gap,
+    Kept,
+    Optimizer,
+    Weights,
+    make_batches,
+    make_model,
+    recurrence,
+    train,
+)
 from pytorch_optimizer import AdaBelief as LibrarysAdaBelief
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from runner.config.schema import OptimizerConfig, RunConfig, ScheduleConfig, WeightPredictionConfig
-from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.weights.predicted import PredictedWeights
-from runner.optim.catalogue.registry import optimizer_of
-from runner.plan.prediction import Prediction, prediction_of
+from runner.optim.catalogue.drift import DRIFT
+from runner.optim.catalogue.registry import PREDICTIONS, optimizer_of
+from runner.optim.forecast import Forecast
+from runner.plan.prediction import prediction_of
 from runner.schedule import build
-from runner.schedule.values import Schedule
 
-WIDTH = 6
-STEPS = 12
-Batches = Sequence[tuple[Tensor, Tensor]]
-Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 SECTIONS = {
     "sgd": OptimizerConfig(name="sgd", lr=0.05, momentum=0.9),
     "rmsprop": OptimizerConfig(name="rmsprop", lr=0.005),
@@ -43,22 +48,10 @@ PLAIN: Mapping[str, Optimizer] = {
     "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
     "adabelief": partial(LibrarysAdaBelief, lr=0.01, eps=1e-16),
 }
+RATES = {name: section.lr for name, section in SECTIONS.items()}
 
 
-def make_model(layers: int) -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(layers))
-    )
-
-
-def make_batches(samples: int, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(7)
-    return [tuple(torch.randn(2, samples, WIDTH, generator=generator)) for _ in range(steps)]
-
-
-# The formulas, as the papers have them. Each takes the optimizer's name, a weight, its state before the step, the last
-# gradient and the gap.
+# The formulas, as the papers have them
 
 
 def direction(name: str, state: Mapping[str, Any], gradient: Tensor, steps: int) -> Tensor:
@@ -74,91 +67,29 @@ def direction(name: str, state: Mapping[str, Any], gradient: Tensor, steps: int)
     return moved
 
 
-def along(name: str, weight: Tensor, state: Mapping[str, Any], gradient: Tensor, steps: int, gap: float) -> Tensor:
-    return weight - gap * RATES[name] * direction(name, state, gradient, steps)
+def along(name: str) -> Formula:
+    def moved(kept: Kept, steps: int, gap: float) -> Tensor:
+        return kept.weight - gap * RATES[name] * direction(name, kept.state, kept.gradient, steps)
+
+    return moved
 
 
-def coasting(name: str, weight: Tensor, state: Mapping[str, Any], gradient: Tensor, steps: int, gap: int) -> Tensor:
+def coasting(name: str) -> Formula:
     """What zero gradients would make of a weight."""
     rate = RATES[name]
-    if name == "sgd":
-        far: Tensor = weight - rate * (0.9 - 0.9 ** (gap + 1)) / (1 - 0.9) * state["momentum_buffer"]
-        return far
-    for i in range(1, gap + 1):
-        corrected = (state["exp_avg_sq"] / (1 - 0.999 ** (steps + i))).sqrt() + 1e-8
-        weight = weight * (1 - rate * 0.1) if name == "adamw" else weight
-        moved: Tensor = weight - rate * 0.9**i * state["exp_avg"] / (1 - 0.9 ** (steps + i)) / corrected
-        weight = moved
-    return weight
 
+    def moved(kept: Kept, steps: int, gap: int) -> Tensor:
+        weight, state = kept.weight, kept.state
+        if name == "sgd":
+            far: Tensor = weight - rate * (0.9 - 0.9 ** (gap + 1)) / (1 - 0.9) * state["momentum_buffer"]
+            return far
+        for i in range(1, gap + 1):
+            corrected = (state["exp_avg_sq"] / (1 - 0.999 ** (steps + i))).sqrt() + 1e-8
+            weight = weight * (1 - rate * 0.1) if name == "adamw" else weight
+            weight = weight - rate * 0.9**i * state["exp_avg"] / (1 - 0.9 ** (steps + i)) / corrected
+        return weight
 
-RATES = {name: section.lr for name, section in SECTIONS.items()}
-Formula = Callable[[str, Tensor, Mapping[str, Any], Tensor, int, Any], Tensor]
-Gap = Callable[[int, int, int], tuple[float, float | None]]
-"""From stage, window and number of a micro-batch to the gaps of its forward and its backward; None: as its forward."""
-
-
-def recurrence(
-    batches: Batches,
-    lags: Sequence[int],
-    gaps: Gap,
-    *,
-    layers: int,
-    count: int,
-    name: str,
-    formula: Formula,
-    bellwether: bool = False,
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and weights of one process that predicts each stage's weights from the state that it had.
-
-    The forward of micro-batch m starts from the version max(0, (m - lag) // count), the backward from m // count.
-    """
-    model = make_model(layers)
-    made = PLAIN[name](list(model.parameters()))
-    named = dict(model.named_parameters())
-    stage_of = {key: int(key.split(".")[0]) * len(lags) // layers for key in named}
-
-    def kept() -> dict[str, tuple[Tensor, dict[str, Any], Tensor]]:
-        return {
-            key: (
-                value.detach().clone(),
-                copy.deepcopy(dict(made.state.get(value, {}))),
-                torch.zeros(()) if value.grad is None else value.grad.clone(),
-            )
-            for key, value in named.items()
-        }
-
-    def predicted(key: str, version: int, gap: float) -> Tensor:
-        weight, state, gradient = versions[version][key]
-        return formula(name, weight, state, gradient, version, gap) if version and gap else weight
-
-    versions, losses = [kept()], []
-    for step, (inputs, targets) in enumerate(batches):
-        total, weight = torch.zeros((), dtype=torch.float64), 0
-        sums: dict[str, Tensor] = {}
-        parts = zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
-        for number, (given, wanted) in enumerate(parts):
-            leader = 0 if bellwether else number
-            read, back = {}, {}
-            for key, stage in stage_of.items():
-                version = max(0, (step * count + leader - lags[stage]) // count)
-                forward, backward = gaps(stage, step, leader)
-                read[key] = predicted(key, version, forward).clone().requires_grad_()
-                back[key] = read[key].detach() if backward is None else predicted(key, step, backward)
-            loss = functional.mse_loss(functional_call(model, read, (given,)), wanted) * len(given)
-            for key, value in read.items():
-                value.data.copy_(back[key].clone())
-            loss.backward()  # type: ignore[no-untyped-call]  # the library's
-            for key, value in read.items():
-                assert value.grad is not None
-                sums[key] = value.grad if key not in sums else sums[key] + value.grad
-            total, weight = total + loss.detach().double(), weight + len(given)
-        for key, parameter in named.items():
-            parameter.grad = sums[key].div_(weight)
-        made.step()
-        versions.append(kept())
-        losses.append(float(total / weight))
-    return losses, {key: value for key, (value, _, _) in versions[-1].items()}
+    return moved
 
 
 def request(schedule: str, ranks: int, count: int, optimizer: str, **asked: Any) -> RunConfig:
@@ -171,49 +102,8 @@ def request(schedule: str, ranks: int, count: int, optimizer: str, **asked: Any)
     return config
 
 
-def train(
-    batches: Batches,
-    schedule: Schedule,
-    prediction: Prediction | None,
-    *,
-    count: int,
-    optimizer: Optimizer,
-    layers: int | None = None,
-    **options: Any,
-) -> tuple[list[list[float]], dict[str, Tensor], dict[int, int]]:
-    """Losses by rank, the weights by global name, and how often each stage has predicted its weights."""
-    ranks = schedule.ranks
-    models = [make_model(layers or schedule.stages) for _ in range(ranks)]
-
-    def run(transport: ThreadTransport) -> tuple[list[float], dict[str, Tensor], dict[int, int]]:
-        engine = make_engine(
-            models[transport.rank], functional.mse_loss, transport,
-            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=optimizer,
-            prediction=prediction, **options,
-        )  # fmt: skip
-        found = []
-        for batch in batches:
-            found += engine.submit(part_of(batch, transport, ranks, 1, schedule))
-        found += engine.drain()
-        weights = {name: value for stage in engine.stages.values() for name, value in stage.global_state().items()}
-        stores = {stage: each for stage, each in engine.stores.items() if isinstance(each, PredictedWeights)}
-        return [step.loss for step in found], weights, {stage: each.predictions for stage, each in stores.items()}
-
-    results = run_ranks(ranks, run)
-    weights = {name: value for _, state, _ in results for name, value in state.items()}
-    return [each for each, _, _ in results], weights, {k: v for _, _, made in results for k, v in made.items()}
-
-
 def made_by(name: str) -> Optimizer:
     return lambda parameters: optimizer_of(SECTIONS[name]).make(SECTIONS[name], list(parameters))
-
-
-def require_equal(
-    found: tuple[list[list[float]], dict[str, Tensor], Any], expected: tuple[list[float], dict[str, Tensor]]
-) -> None:
-    losses, weights, _ = found
-    assert losses == [expected[0]] * len(losses)
-    assert [key for key, value in expected[1].items() if not torch.equal(weights[key], value)] == []
 
 
 def late(lags: Sequence[int], count: int, backward: float | None) -> Gap:
@@ -221,146 +111,117 @@ def late(lags: Sequence[int], count: int, backward: float | None) -> Gap:
     return lambda stage, step, number: (step - max(0, (step * count + number - lags[stage]) // count), backward)
 
 
-SIZES = [(2, 1), (4, 1), (4, 2), (3, 5)]
-
-
-@pytest.mark.parametrize(("base", "backward"), [("ampnet", 0), ("pipedream", None)])
 @pytest.mark.parametrize(
-    ("kind", "optimizer"), [("momentum", "sgd"), ("adam", "adam"), ("xgrad", "adabelief"), ("xgrad", "rmsprop")]
-)
-@pytest.mark.parametrize(("ranks", "count"), SIZES)
+    ("base", "kind", "optimizer", "ranks", "count"),
+    [
+        ("ampnet", "momentum", "sgd", 4, 2), ("ampnet", "xgrad", "adabelief", 3, 5),
+        ("ampnet", "xgrad", "rmsprop", 4, 1), ("pipedream", "adam", "adam", 4, 2),
+        ("pipedream", "momentum", "sgd", 3, 5), ("pipedream", "xgrad", "adabelief", 2, 1),
+    ],
+)  # fmt: skip
 def test_a_prediction_bridges_what_the_stage_is_late(
-    ranks: int, count: int, kind: str, optimizer: str, base: str, backward: float | None
+    base: str, kind: str, optimizer: str, ranks: int, count: int
 ) -> None:
-    schedule = build(base, ranks=ranks, microbatches=count)
+    schedule, backward = build(base, ranks=ranks, microbatches=count), 0 if base == "ampnet" else None
     lags, batches = [ranks - 1 - stage for stage in range(ranks)], make_batches(2 * count)
     prediction = prediction_of(request(base, ranks, count, optimizer, name=kind), schedule)
-    found = train(batches, schedule, prediction, count=count, optimizer=made_by(optimizer))
+    found = train(batches, schedule, prediction=prediction, count=count, optimizer=made_by(optimizer))
+    options: dict[str, Any] = {"layers": ranks, "count": count, "optimizer": PLAIN[optimizer]}
     gaps = late(lags, count, backward)
-    options: dict[str, Any] = {"layers": ranks, "count": count, "name": optimizer}
-    require_equal(found, recurrence(batches, lags, gaps, **options, formula=along))
+    found.assert_equals(recurrence(batches, lags, **options, gaps=gaps, formula=along(optimizer)))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (4, 1), (4, 2)])
-def test_coasting_makes_steps_without_gradients(ranks: int, count: int, optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "ranks", "count"), [("sgd", 4, 1), ("adam", 2, 1), ("adamw", 4, 2)])
+def test_coasting_makes_steps_without_gradients(optimizer: str, ranks: int, count: int) -> None:
     schedule = build("ampnet", ranks=ranks, microbatches=count)
     lags, batches = [ranks - 1 - stage for stage in range(ranks)], make_batches(2 * count)
     prediction = prediction_of(request("ampnet", ranks, count, optimizer, name="nesterov"), schedule)
-    losses, weights, _ = train(batches, schedule, prediction, count=count, optimizer=made_by(optimizer))
-    options: dict[str, Any] = {"layers": ranks, "count": count, "name": optimizer}
-    expected, values = recurrence(batches, lags, late(lags, count, 0), **options, formula=coasting)
-    for each in losses:
+    found = train(batches, schedule, prediction=prediction, count=count, optimizer=made_by(optimizer))
+    options: dict[str, Any] = {"layers": ranks, "count": count, "optimizer": PLAIN[optimizer]}
+    gaps = late(lags, count, 0)
+    expected, values = recurrence(batches, lags, **options, gaps=gaps, formula=coasting(optimizer))
+    for each in found.losses:
         assert each == pytest.approx(expected, rel=1e-5)  # the closed form of SGD's sum rounds differently
     for key, value in values.items():
-        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.weights[key], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", None), ("adam", "adam")])
-@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (4, 1), (4, 2)])
-def test_spectrain_is_its_recurrence(ranks: int, count: int, optimizer: str, kind: str | None) -> None:
+@pytest.mark.parametrize(("optimizer", "kind", "ranks", "count"), [("sgd", None, 2, 1), ("adam", "adam", 4, 2)])
+def test_spectrain_is_its_recurrence(optimizer: str, kind: str | None, ranks: int, count: int) -> None:
     schedule = build("spectrain", ranks=ranks, microbatches=count)
     lags, batches = [ranks - 1 - stage for stage in range(ranks)], make_batches(2 * count)
     prediction = prediction_of(request("spectrain", ranks, count, optimizer, name=kind), schedule)
-    found = train(batches, schedule, prediction, count=count, optimizer=made_by(optimizer))
+    found = train(batches, schedule, prediction=prediction, count=count, optimizer=made_by(optimizer))
 
     def gaps(stage: int, step: int, number: int) -> tuple[float, float | None]:
         return {2: [(1, 0), (0, 0)], 4: [(3, 0), (2, 0), (2, 1), (1, 1)]}[ranks][stage]
 
-    options: dict[str, Any] = {"layers": ranks, "count": count, "name": optimizer}
-    require_equal(found, recurrence(batches, lags, gaps, **options, formula=along))
+    options: dict[str, Any] = {"layers": ranks, "count": count, "optimizer": PLAIN[optimizer]}
+    found.assert_equals(recurrence(batches, lags, **options, gaps=gaps, formula=along(optimizer)))
+    if count == 1:  # predicted for every micro-batch, but for the last stage, whose two are of equal weights
+        assert found.predictions == dict.fromkeys(range(ranks), 2 * STEPS) | {ranks - 1: STEPS}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_xpipe_is_its_recurrence_and_predicts_twice_a_step(optimizer: str) -> None:
+def test_xpipe_is_its_recurrence_and_predicts_twice_a_step() -> None:
     ranks = count = 4
     schedule = build("xpipe", ranks=ranks, microbatches=count)
     lags, batches = [3, 2, 1, 0], make_batches(2 * count)
-    prediction = prediction_of(request("xpipe", ranks, count, optimizer), schedule)
-    found = train(batches, schedule, prediction, count=count, optimizer=made_by(optimizer))
+    prediction = prediction_of(request("xpipe", ranks, count, "adamw"), schedule)
+    found = train(batches, schedule, prediction=prediction, count=count, optimizer=made_by("adamw"))
 
     def gaps(stage: int, step: int, number: int) -> tuple[float, float | None]:
         return [(2, 1), (1, 1), (1, 1), (1, 1)][stage]
 
-    options: dict[str, Any] = {"layers": ranks, "count": count, "name": optimizer, "bellwether": True}
-    require_equal(found, recurrence(batches, lags, gaps, **options, formula=along))
-    assert found[2] == dict.fromkeys(range(ranks), 2 * STEPS)
-
-
-def test_spectrain_predicts_for_every_micro_batch() -> None:
-    schedule = build("spectrain", ranks=4, microbatches=1)
-    prediction = prediction_of(request("spectrain", 4, 1, "sgd"), schedule)
-    found = train(make_batches(2), schedule, prediction, count=1, optimizer=made_by("sgd"))
-    assert found[2] == dict.fromkeys(range(4), 2 * STEPS) | {3: STEPS}  # the last stage's two are of equal weights
+    options: dict[str, Any] = {"layers": ranks, "count": count, "optimizer": PLAIN["adamw"]}
+    found.assert_equals(recurrence(batches, lags, **options, gaps=gaps, formula=along("adamw"), bellwether=True))
+    assert found.predictions == dict.fromkeys(range(ranks), 2 * STEPS)
 
 
 @pytest.mark.parametrize(("base", "kind", "optimizer"), [("ampnet", "momentum", "sgd"), ("pipedream", "adam", "adam")])
-@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (4, 2)])
-def test_a_gap_of_zero_is_the_schedule_without_prediction(
-    base: str, kind: str, optimizer: str, ranks: int, count: int
-) -> None:
-    schedule, batches = build(base, ranks=ranks, microbatches=count), make_batches(2 * count)
-    prediction = prediction_of(request(base, ranks, count, optimizer, name=kind, gap=0), schedule)
-    assert prediction is not None
-    options: dict[str, Any] = {"count": count, "optimizer": PLAIN[optimizer]}
-    plain = train(batches, schedule, None, **options)
-    found = train(batches, schedule, prediction, **options)
-    require_equal(found, (plain[0][0], plain[1]))
-    other = prediction_of(request(base, ranks, count, optimizer, name=kind), schedule)
-    assert train(batches, schedule, other, **options)[0] != plain[0], "a prediction changes the result"
-
-
-RANKS = {"gpipe": 1, "1f1b": 2, "zb_h1": 2, "chimera": 2}
+def test_a_gap_of_zero_is_the_schedule_without_prediction(base: str, kind: str, optimizer: str) -> None:
+    schedule, batches = build(base, ranks=4, microbatches=2), make_batches(4)
+    plain, found, other = (
+        train(batches, schedule, count=2, optimizer=PLAIN[optimizer], prediction=prediction)
+        for prediction in (
+            None,
+            prediction_of(request(base, 4, 2, optimizer, name=kind, gap=0), schedule),
+            prediction_of(request(base, 4, 2, optimizer, name=kind), schedule),
+        )
+    )
+    found.assert_equals((plain.losses[0], plain.weights))
+    assert other.losses != plain.losses, "a prediction changes the result"
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "schedule", "gap"),
-    covering({"optimizer": sorted(SECTIONS), "schedule": [*RANKS], "gap": [None, 0, 2.5]}, strength=2, seed=3),
-)
-def test_xgrad_needs_no_pipeline(optimizer: str, schedule: str, gap: float | None) -> None:
+    ("optimizer", "name", "ranks", "gap"),
+    [
+        ("sgd", "gpipe", 1, None), ("adamw", "1f1b", 2, 2.5), ("rmsprop", "zb_h1", 2, None),
+        ("adam", "chimera", 2, 2.5), ("adabelief", "1f1b", 2, 0),
+    ],
+)  # fmt: skip
+def test_xgrad_needs_no_pipeline(optimizer: str, name: str, ranks: int, gap: float | None) -> None:
     """theta_hat = theta - lr q direction; the gradient there; the base optimizer's step of theta."""
-    count, ranks, batches = 4, RANKS[schedule], make_batches(4)
-    order = build(schedule, ranks=ranks, microbatches=count)
-    prediction = prediction_of(request(schedule, ranks, count, optimizer, name="xgrad", gap=gap), order)
-    losses, weights, made = train(batches, order, prediction, count=count, optimizer=made_by(optimizer), layers=4)
-    assert set(made.values()) == {STEPS}
-    model = make_model(4)
-    theta = list(model.parameters())
-    base = PLAIN[optimizer](theta)
-    expected = []
-    for step, (inputs, targets) in enumerate(batches):
-        kept = [each.detach().clone() for each in theta]
-        if step:
-            for each in theta:
-                gradient = torch.zeros(()) if each.grad is None else each.grad
-                moved = direction(optimizer, base.state[each], gradient, step)
-                each.data.sub_((1 if gap is None else gap) * RATES[optimizer] * moved)
-        base.zero_grad()
-        total = 0.0
-        for given, wanted in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True):
-            loss = functional.mse_loss(model(given), wanted) * len(given)
-            loss.backward()  # type: ignore[no-untyped-call]  # the library's
-            total += loss.item()
-        for each, own in zip(theta, kept, strict=True):
-            each.data.copy_(own)
-            assert each.grad is not None
-            each.grad.div_(len(inputs))
-        base.step()
-        expected.append(total / len(inputs))
-    assert losses[0] == pytest.approx(expected, rel=1e-5)
-    exact = schedule != "chimera"
-    for key, value in model.state_dict().items():
-        if exact:
-            assert torch.equal(weights[key], value), key
-        else:
-            torch.testing.assert_close(weights[key], value, rtol=1e-3, atol=1e-5)
+    count, batches = 4, make_batches(4)
+    order = build(name, ranks=ranks, microbatches=count)
+    prediction = prediction_of(request(name, ranks, count, optimizer, name="xgrad", gap=gap), order)
+    found = train(batches, order, prediction=prediction, count=count, optimizer=made_by(optimizer), layers=4)
+    assert set(found.predictions.values()) == {STEPS}
+
+    def gaps(stage: int, step: int, number: int) -> tuple[float, None]:
+        return 1 if gap is None else gap, None
+
+    options: dict[str, Any] = {"layers": 4, "count": count, "optimizer": PLAIN[optimizer]}
+    expected, weights = recurrence(batches, [0], **options, gaps=gaps, formula=along(optimizer))
+    if name != "chimera":
+        found.assert_equals((expected, weights))
+        return
+    assert found.losses[0] == pytest.approx(expected, rel=1e-5)
+    for key, value in weights.items():
+        torch.testing.assert_close(found.weights[key], value, rtol=1e-3, atol=1e-5)
 
 
 def test_with_constant_gradients_momentum_predicts_exactly() -> None:
     """Momentum that has settled moves by the same vector at each step: the weights q steps later are predicted."""
-    from runner.optim.catalogue.registry import PREDICTIONS
-    from runner.optim.forecast import Forecast
-
     weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.125, momentum=0.5)
     forecast = Forecast(PREDICTIONS["momentum"], optimizer)
@@ -373,56 +234,61 @@ def test_with_constant_gradients_momentum_predicts_exactly() -> None:
         optimizer.step()
 
 
-def pipemare_loop(batches: Batches, ranks: int, *, share: float, rate: float) -> tuple[list[float], dict[str, Tensor]]:
-    """One micro-batch a step: backwards go back by (their age) x (the mean of changes), which decays by C^(1 / tau)."""
-    model = make_model(ranks)
-    named = dict(model.named_parameters())
-    stage_of = {key: int(key.split(".")[0]) for key in named}
-    made = torch.optim.SGD(list(named.values()), lr=rate)
-    drift = {key: torch.zeros_like(value) for key, value in named.items()}
-    versions = [{key: value.detach().clone() for key, value in named.items()}]
-    losses = []
+# PipeMare: late forwards without older weights, backwards that are corrected, rates that rise, a synchronous beginning
+
+
+def pipemare_loop(
+    batches: Batches, ranks: int, *, share: float | None = None, annealed: int | None = None
+) -> tuple[list[float], Weights]:
+    """SGD of 0.05 with one micro-batch a step.
+
+    Args:
+        share: what is left after tau steps of a mean of changes; backwards go back by their age times this mean.
+        annealed: the steps in which each rate rises from lr / tau to lr, where tau > 1.
+    """
+    newest = {key: value.detach().clone() for key, value in make_model(ranks).named_parameters()}
+    drift = {key: torch.zeros_like(value) for key, value in newest.items()}
+    versions, losses, model = [newest], [], make_model(ranks)
     for step, (inputs, targets) in enumerate(batches):
-        read = {}
-        for key, stage in stage_of.items():
-            version = max(0, step - (ranks - 1 - stage))
-            read[key] = versions[version][key].clone().requires_grad_()
+        taus = {key: ranks - 1 - int(key[0]) for key in newest}
+        read = {key: versions[max(0, step - tau)][key].clone().requires_grad_() for key, tau in taus.items()}
         loss = functional.mse_loss(functional_call(model, read, (inputs,)), targets) * len(inputs)
-        for key, stage in stage_of.items():
-            age = step - max(0, step - (ranks - 1 - stage))
-            read[key].data.copy_(named[key].detach() - age * drift[key] if step and age else named[key].detach())
+        for key, tau in taus.items():
+            age = step - max(0, step - tau) if share is not None else 0
+            read[key].data.copy_(newest[key] - age * drift[key] if age else newest[key])
         loss.backward()  # type: ignore[no-untyped-call]  # the library's
-        before = {key: value.detach().clone() for key, value in named.items()}
-        for key, value in named.items():
+        updated = {}
+        for key, tau in taus.items():
             gradient = read[key].grad
             assert gradient is not None
-            value.grad = gradient / len(inputs)
-        made.step()
-        for key, value in named.items():
-            tau = ranks - 1 - stage_of[key]
-            if tau:
+            rate = 0.05 * (tau ** (min(step / annealed, 1.0) - 1.0) if annealed is not None and tau > 1 else 1.0)
+            updated[key] = newest[key].add(gradient / len(inputs), alpha=-rate)
+            if share is not None and tau:
                 decay = math.pow(share, 1 / tau)
-                drift[key].mul_(decay).add_(value.detach() - before[key], alpha=1 - decay)
-        versions.append({key: value.detach().clone() for key, value in named.items()})
+                drift[key].mul_(decay).add_(updated[key] - newest[key], alpha=1 - decay)
+        newest = updated
+        versions.append(newest)
         losses.append(float(loss.detach().double() / len(inputs)))
-    return losses, versions[-1]
+    return losses, newest
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_pipemare_corrects_backwards(ranks: int) -> None:
-    schedule, batches = build("pipemare", ranks=ranks, microbatches=1), make_batches(2)
-    config = request("pipemare", ranks, 1, "sgd")
+def test_pipemare_corrects_backwards() -> None:
+    schedule, batches = build("pipemare", ranks=4, microbatches=1), make_batches(2)
+    config = request("pipemare", 4, 1, "sgd")
     config.schedule.discrepancy_correction = 0.135
-    found = train(
-        batches, schedule, prediction_of(config, schedule), count=1, optimizer=partial(torch.optim.SGD, lr=0.05)
-    )
-    require_equal(found, pipemare_loop(batches, ranks, share=0.135, rate=0.05))
+    prediction, sgd = prediction_of(config, schedule), partial(torch.optim.SGD, lr=0.05)
+    found = train(batches, schedule, prediction=prediction, count=1, optimizer=sgd)
+    found.assert_equals(pipemare_loop(batches, 4, share=0.135))
+
+
+def test_pipemare_reschedules_the_rates_of_late_stages() -> None:
+    """Each stage's rate is scaled by tau^(k / K - 1), where tau, 3, 2, 1 and 0, is above 1."""
+    schedule, batches = build("pipemare", ranks=4, microbatches=1), make_batches(2)
+    found = train(batches, schedule, count=1, optimizer=partial(torch.optim.SGD, lr=0.05), rescheduling_steps=6)
+    found.assert_equals(pipemare_loop(batches, 4, annealed=6))
 
 
 def test_the_correction_is_exact_once_changes_are_constant() -> None:
-    from runner.optim.catalogue.drift import DRIFT
-    from runner.optim.forecast import Forecast
-
     weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.125)
     forecast = Forecast(DRIFT, optimizer)
@@ -438,47 +304,12 @@ def test_the_correction_is_exact_once_changes_are_constant() -> None:
         assert torch.equal(forecast.predict(weight, -age, newest=200, step=200), wanted)
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (4, 2)])
-def test_pipemare_with_everything_off_is_ampnet(ranks: int, count: int) -> None:
-    batches = make_batches(2 * count)
-    results = []
-    for name in ("ampnet", "pipemare"):
-        schedule = build(name, ranks=ranks, microbatches=count)
-        prediction = prediction_of(request(name, ranks, count, "sgd"), schedule)
-        assert prediction is None
-        results.append(train(batches, schedule, prediction, count=count, optimizer=PLAIN["sgd"]))
-    assert results[0][0] == results[1][0]
-    assert all(torch.equal(results[0][1][key], value) for key, value in results[1][1].items())
-
-
-def test_pipemare_reschedules_the_rates_of_late_stages() -> None:
-    """The oracle scales each stage's rate by tau^(k / K - 1), where tau, 3, 2, 1 and 0, is above 1."""
-    ranks, annealed = 4, 6
-    schedule, batches = build("pipemare", ranks=ranks, microbatches=1), make_batches(2)
-    options: dict[str, Any] = {"count": 1, "optimizer": partial(torch.optim.SGD, lr=0.05)}
-    losses, weights, _ = train(batches, schedule, None, **options, rescheduling_steps=annealed)
-    model = make_model(ranks)
-    versions = [copy.deepcopy(model.state_dict())]
-    expected = []
-    for step, (inputs, targets) in enumerate(batches):
-        read, newest = {}, versions[-1]
-        for key in newest:
-            version = max(0, step - (ranks - 1 - int(key[0])))
-            read[key] = versions[version][key].clone().requires_grad_()
-        loss = functional.mse_loss(functional_call(model, read, (inputs,)), targets) * len(inputs)
-        for key, value in newest.items():
-            read[key].data.copy_(value)
-        loss.backward()  # type: ignore[no-untyped-call]  # the library's
-        updated = {}
-        for key, value in newest.items():
-            tau, gradient = ranks - 1 - int(key[0]), read[key].grad
-            assert gradient is not None
-            rate = 0.05 * (tau ** (min(step / annealed, 1.0) - 1.0) if tau > 1 else 1.0)
-            updated[key] = value.add(gradient / len(inputs), alpha=-rate)
-        versions.append(updated)
-        expected.append(float(loss.detach().double() / len(inputs)))
-    assert losses == [expected] * ranks
-    assert all(torch.equal(weights[key], value) for key, value in versions[-1].items())
+def test_pipemare_with_everything_off_is_ampnet() -> None:
+    batches = make_batches(4)
+    ampnet, pipemare = (build(name, ranks=4, microbatches=2) for name in ("ampnet", "pipemare"))
+    assert prediction_of(request("pipemare", 4, 2, "sgd"), pipemare) is None
+    expected, found = (train(batches, each, count=2, optimizer=PLAIN["sgd"]) for each in (ampnet, pipemare))
+    found.assert_equals((expected.losses[0], expected.weights))
 
 
 def test_pipemare_begins_synchronously() -> None:
@@ -486,10 +317,9 @@ def test_pipemare_begins_synchronously() -> None:
     ranks, count, warmup = 3, 4, 5
     schedule, batches = build("pipemare", ranks=ranks, microbatches=count), make_batches(2 * count)
     options: dict[str, Any] = {"count": count, "optimizer": PLAIN["adam"]}
-    flushed = train(batches, build("1f1b", ranks=ranks, microbatches=count), None, **options)[0][0]
-    losses = train(batches, schedule, None, **options, warmup_steps=warmup)[0]
+    flushed = recurrence(batches, [0], layers=ranks, **options)[0]
+    losses = train(batches, schedule, **options, warmup_steps=warmup).losses
     assert losses == [losses[0]] * ranks
     assert losses[0][:warmup] == flushed[:warmup]
     assert losses[0][warmup + 1 :] != flushed[warmup + 1 :]
-    whole = train(batches, schedule, None, **options, warmup_steps=STEPS)[0][0]
-    assert whole == flushed
+    assert train(batches, schedule, **options, warmup_steps=STEPS).losses[0] == flushed

@@ -57,11 +57,8 @@ MIXED = [16, 240, 32, 600, 16]
     ("name", "widths", "options"),
     [
         ("interleaved_1f1b", MIXED, {"ranks": 2, "chunks": 2}),
-        ("looped_bfs", MIXED, {"ranks": 2, "chunks": 2}),
         ("chimera", [16, 600, 240, 32, 16], {"ranks": 4}),
-        ("gems", [16, 600, 32, 240, 16], {"ranks": 4}),
         ("1f1b", [16, 240, 16], {"ranks": 2}),
-        ("pipefb", [32, 256, 32], {"ranks": 2}),
         ("pipefb", [32, 256, 8], {"ranks": 2}),
     ],
 )

@@ -9,10 +9,15 @@ import copy
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from layouts import train_in_threads
+from narrow import gradient, present
+from reference import train
+from test_split_backward import Case, assert_has_the_bits_of_a_full_backward, assert_leaves_nothing
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
@@ -20,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import PendingWeights, backward_input, backward_weight, capturing
+from runner.schedule import build
 
 RAN: Counter[str] = Counter()
 """How often the backward of each function ran, by its name."""
@@ -119,13 +125,6 @@ class Layer(nn.Module):
         return self.function(self, x)
 
 
-def straight_through(weight: Tensor) -> Tensor:
-    """Rounded to 4 bits, with the gradient of the identity inside of the range."""
-    scale = weight.detach().abs().max() / 7
-    clamped = weight.clamp(-0.6, 0.6)
-    return clamped + ((clamped / scale).round() * scale - clamped).detach()
-
-
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """As in Qwen3, over the last axis."""
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
@@ -213,18 +212,12 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "orthogonal": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(6, 6)), nn.GELU(), nn.Linear(6, 6)),
     "spectral norm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.GELU(), nn.Linear(6, 6)),
     "function": lambda: Layer(lambda m, x: functional.linear(x, cubed(m.w))),
-    "function, weight on the left": lambda: Layer(lambda m, x: cubed(m.w) @ x.flatten(0, 1).t()),
-    "straight through": lambda: Layer(lambda m, x: functional.linear(x, straight_through(m.w))),
     "fake quantization": lambda: Layer(
         lambda m, x: functional.linear(x, torch.fake_quantize_per_tensor_affine(m.w, 0.1, 0, -8, 7))
     ),
-    "low rank": lambda: Layer(lambda m, x: functional.linear(x, m.w + (m.a @ m.b) * 2)),
     "low rank, frozen base": lambda: Layer(lambda m, x: functional.linear(x, m.base + (m.a @ m.b) * 2)),
     "low rank of norms": lambda: Layer(doubly),
     "tied": lambda: Layer(lambda m, x: functional.linear(functional.linear(x, m.w).relu(), cubed(m.w))),
-    "used twice": lambda: Layer(
-        lambda m, x: (lambda w: functional.linear(functional.linear(x, w).relu(), w))(cubed(m.w))
-    ),
     "used three times": lambda: Layer(
         lambda m, x: (lambda w: functional.linear(functional.linear(x, w).relu(), w) + x @ w)(cubed(m.w))
     ),
@@ -234,7 +227,6 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "before its uses": lambda: Layer(before_its_uses),
     "recurrent": lambda: Layer(recurrent),
     "by itself": lambda: Layer(lambda m, x: x @ (cubed(m.w) @ cubed(m.w)) @ (m.v @ m.v)),
-    "two outputs": lambda: Layer(lambda m, x: (lambda p: x @ p[0].t() @ p[1])(halved(m.w))),
     "one output of two": lambda: Layer(lambda m, x: x @ halved(m.w)[1].t()),
     "chunks": lambda: Layer(lambda m, x: x @ torch.cat(cubed(m.w).chunk(3), 1).view(6, 6)),
     "pieces": lambda: Layer(lambda m, x: by_pieces(m.w, x)),
@@ -268,74 +260,45 @@ def changed(m: Any, x: Tensor) -> Tensor:
     return hooked((hidden * scale) @ m.v, lambda gradient: gradient * 2)
 
 
-def value_of(name: str) -> Tensor:
-    return torch.randint(9, IDS) if name == "looked up" else torch.randn(X)
-
-
-def gradients_of(module: nn.Module) -> dict[str, Tensor | None]:
-    return {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
-
-
-Backward = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor | None]]
-
-
-def plain(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
-    torch.autograd.backward(roots, gradients)
-    return [leaf.grad for leaf in leaves]
-
-
-def in_parts(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
-    made, pending = backward_input(roots, gradients, leaves)
-    backward_weight(pending)
-    return made
-
-
-def run(
-    name: str, backward: Backward, *, first: bool, dtype: torch.dtype = torch.float32, autocast: bool = False
-) -> tuple[list[Tensor | None], dict[str, Tensor | None]]:
-    """Gradients of the inputs of two micro-batches, and those of the weights after both."""
-    torch.manual_seed(3)
-    module = CASES[name]().to(dtype)
-    inputs: list[Tensor | None] = []
-    for _ in range(2):
-        value = value_of(name)
-        if value.is_floating_point():
-            value = value.to(dtype).requires_grad_(not first)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = module(value)
-        leaves = [value] if value.requires_grad else []
-        inputs += backward([output], [torch.randn_like(output)], leaves)
-    return inputs, gradients_of(module)
-
-
-def assert_equal(made: Any, expected: Any) -> None:
-    assert [each is None for each in made[0]] == [each is None for each in expected[0]]
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made[0], expected[0], strict=True) if mine is not None)
-    assert {name for name, each in made[1].items() if each is None} == {n for n, e in expected[1].items() if e is None}
-    different = [
-        name for name, each in made[1].items() if each is not None and not torch.equal(each, expected[1][name])
-    ]
-    assert different == []
+def case_of(name: str) -> Case:
+    return CASES[name], lambda: torch.randint(9, IDS) if name == "looked up" else torch.randn(X)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["middle stage", "first stage"])
 @pytest.mark.parametrize("name", CASES)
 def test_both_parts_have_the_bits_of_plain_autograd(name: str, first: bool) -> None:
-    assert_equal(run(name, in_parts, first=first), run(name, plain, first=first))
+    assert_has_the_bits_of_a_full_backward(case_of(name), first=first)
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "dualpipe_v"])
+def test_schedules_that_split_have_the_bits_of_one_process(name: str) -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(7)
+        kinds = ("weight norm", "parametrization", "low rank, frozen base", "fake quantization", "function", "in turns")
+        return nn.Sequential(*(nn.Sequential(nn.LayerNorm(6), CASES[kind](), nn.GELU()) for kind in kinds))
+
+    generator = torch.Generator().manual_seed(3)
+    batches = [tuple(torch.randn(2, 8, 6, generator=generator)) for _ in range(2)]
+    options: dict[str, Any] = {"count": 4, "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    model, loss = make(), functional.mse_loss
+    expected = train(model, loss, batches, **options)
+    order = build(name, ranks=2, microbatches=4)
+    losses, weights = train_in_threads(make, loss, batches, pipeline=2, data=1, schedule=order, **options)
+    assert losses == [expected] * 2
+    assert [key for key, value in model.state_dict().items() if not torch.equal(weights[key], value)] == []
 
 
 @pytest.mark.parametrize("precision", [{"dtype": torch.bfloat16}, {"autocast": True}], ids=["bf16", "bf16 products"])
-@pytest.mark.parametrize(
-    "name", ["weight norm", "function", "low rank", "low rank of norms", "in turns", "norms of heads"]
-)
+@pytest.mark.parametrize("name", ["weight norm", "low rank of norms", "in turns", "norms of heads"])
 def test_in_other_precisions(name: str, precision: dict[str, Any]) -> None:
-    assert_equal(run(name, in_parts, first=False, **precision), run(name, plain, first=False, **precision))
+    assert_has_the_bits_of_a_full_backward(case_of(name), **precision)
 
 
 def ran_in(name: str, *, first: bool = False) -> tuple[Counter[str], Counter[str], int]:
     """Which functions ran in I, and in W, and the number of weights that waited."""
     torch.manual_seed(3)
-    module, value = CASES[name](), value_of(name)
+    case = case_of(name)
+    module, value = case[0](), case[1]()
     value = value.requires_grad_(not first) if value.is_floating_point() else value
     output = module(value)
     RAN.clear()
@@ -350,18 +313,17 @@ def ran_in(name: str, *, first: bool = False) -> tuple[Counter[str], Counter[str
     ("name", "first", "in_i", "in_w", "waiting"),
     [
         ("function", False, {}, {"cubed": 1}, 1), ("function", True, {}, {"cubed": 1}, 1),
-        ("function, weight on the left", False, {}, {"cubed": 1}, 1),
         ("parametrization", False, {}, {"cubed": 1}, 1), ("parametrization", True, {}, {"cubed": 1}, 1),
         ("weight norm", False, {}, {}, 4), ("weight norm", True, {}, {}, 4),
         ("weight norm of a convolution", False, {}, {}, 3),
-        ("straight through", False, {}, {}, 1), ("fake quantization", False, {}, {}, 1),
+        ("fake quantization", False, {}, {}, 1),
         ("orthogonal", False, {}, {}, 2),
-        ("low rank", False, {}, {}, 3), ("low rank", True, {}, {}, 3), ("low rank, frozen base", False, {}, {}, 2),
+        ("low rank, frozen base", False, {}, {}, 2),
         ("low rank of norms", False, {}, {}, 3), ("tied", False, {}, {"cubed": 1}, 1),
         ("tied", True, {}, {"cubed": 1}, 1),
         ("used three times", False, {}, {"cubed": 1}, 1), ("in turns", False, {}, {"cubed": 1}, 1),
         ("twice transformed", True, {}, {"cubed": 1}, 1), ("recurrent", False, {}, {"cubed": 1}, 2),
-        ("by itself", False, {}, {"cubed": 2}, 2), ("two outputs", False, {}, {"halved": 1}, 1),
+        ("by itself", False, {}, {"cubed": 2}, 2),
         ("pieces", False, {}, {}, 1), ("pieces in a checkpoint", False, {}, {}, 0),
         ("product of its own", False, {"fused": 1}, {"cubed": 1}, 1), ("times the input", False, {}, {"cubed": 1}, 2),
         ("looked up", True, {}, {}, 2), ("bias of a function", False, {}, {"cubed": 2}, 2),
@@ -390,7 +352,8 @@ def test_an_output_that_is_a_weights_own() -> None:
     leaf = x.detach().requires_grad_()
     (made,), pending = backward_input(outputs(weight, leaf), given, [leaf])
     backward_weight(pending)
-    assert_equal(([made], {"weight": weight.grad}), ([x.grad], {"weight": expected.grad}))
+    assert torch.equal(present(made), gradient(x))
+    assert torch.equal(gradient(weight), gradient(expected))
 
 
 def test_hooks_run_once_on_the_whole_gradient_of_a_product_and_of_its_transformed_weight() -> None:
@@ -402,7 +365,7 @@ def test_hooks_run_once_on_the_whole_gradient_of_a_product_and_of_its_transforme
         return hidden.relu() @ weight
 
     x = torch.randn(4, 6, requires_grad=True)
-    in_parts([Layer(forward)(x)], [torch.ones(4, 6)], [x])
+    backward_weight(backward_input([Layer(forward)(x)], [torch.ones(4, 6)], [x])[1])
     assert sorted(seen) == ["hidden", "weight"]
 
 
@@ -434,21 +397,7 @@ def without_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_left_after_w_without_the_collector(name: str) -> None:
-    torch.manual_seed(3)
-    module, value = CASES[name](), value_of(name)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-
-    def step() -> None:
-        leaf = value.detach().requires_grad_(value.is_floating_point())
-        output = module(leaf)
-        in_parts([output], [torch.ones_like(output)], [leaf] if leaf.requires_grad else [])
-
-    step()
-    with LiveTracker() as tracker:
-        before = tracker.live
-        step()
-        assert tracker.live == before
+    assert_leaves_nothing(case_of(name))
 
 
 @pytest.mark.usefixtures("without_collector")

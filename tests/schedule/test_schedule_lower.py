@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from runner.schedule import (
     SPECS,
+    Action,
     Costs,
     Op,
     Schedule,
@@ -16,9 +17,11 @@ from runner.schedule import (
     check_program,
     forward_only,
     lower,
+    parse_action,
     problems_of,
     simulate,
 )
+from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.lowering.program import add_send_recv
 from runner.schedule.stream import repeat
 from runner.schedule.values import COMPUTE, Payload
@@ -118,8 +121,6 @@ def test_neighbours_on_one_rank_exchange_no_message() -> None:
 
 
 def _zigzag() -> Schedule:
-    from runner.schedule import parse_action
-
     rows = ("0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1")
     actions = tuple(tuple(parse_action(text) for text in row.split()) for row in rows)
     return Schedule("zigzag", ((0, 1, 1, 0),), (0, 0), actions, chunks=2)
@@ -160,3 +161,15 @@ def test_a_chunk_costs_its_part() -> None:
 def test_unequal_stages() -> None:
     times = simulate(build("1f1b", ranks=2, microbatches=2), StageCosts(F=(1, 3), B=(2, 6), comm=(0.5,)))
     assert times.makespan == 1 + 0.5 + 2 * 9 + 0.5 + 2
+
+
+def test_backwards_are_fused_where_no_other_rank_waits_for_the_first_part() -> None:
+    def row(*actions: str) -> tuple[Action, ...]:
+        return tuple(map(parse_action, actions))
+
+    rows = (row("0F0", "3F0", "3I0", "3W0", "0I0", "0W0"), row("1F0", "2F0", "2I0", "2W0", "1I0", "1W0"))
+    schedule = Schedule("v", ((0, 1, 1, 0),), (0,), rows, chunks=2)
+    assert fuse_backwards(schedule).actions == (
+        row("0F0", "3F0", "3I0", "3W0", "0B0"),  # rank 1 waits for 3I0, nobody for 0I0
+        row("1F0", "2F0", "2B0", "1I0", "1W0"),  # 1I0 runs after 2W0 anyway, rank 0 waits for it
+    )
