@@ -13,6 +13,7 @@ import numpy
 import torch
 from fake_entries import succeed
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from listening_entries import tell
 from torchmetrics.utilities import prints
 
 from runner.config.schema import RunConfig
@@ -33,3 +34,4 @@ def describe(config: RunConfig, run_dir: Path) -> None:
     }
     (run_dir / f"found_{os.environ['RANK']}.json").write_text(json.dumps(found))
     succeed(config, run_dir)
+    tell(config, run_dir)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
+import re
 import signal
 import socket
 import subprocess
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import warm
-from covering import sampled
+import user_code
 from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, record, train
 from warm import Warm
 
-pytestmark = pytest.mark.slow
+from runner.errors import RunFailedError
+from runner.training.data.loading import make_loader
+
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
-PHASES = ("import", "rehearsal", "step", "validation", "save")
 
 
 def start(directory: Path, *overrides: str) -> Warm:
@@ -36,23 +36,10 @@ def wait_until(ready: Callable[[], bool], seconds: float = 90.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "workers", "told"),
-    [
-        ("raises", 2, "ValueError: sample 33 is broken (in loader worker"),
-        pytest.param("exits", 1, "exited unexpectedly", marks=pytest.mark.full),
-        pytest.param("text", 0, "a sample of the dataset must be (input, target), not a str", marks=pytest.mark.full),
-        pytest.param(
-            "short",
-            0,
-            "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_dataset_that_goes_wrong_later(tmp_path: Path, wrong: str, workers: int, told: str) -> None:
-    data = ("data.target=mine:Items", "data.kwargs.wrong_at=33", f"data.kwargs.wrong={wrong}")
-    done = train(make_directory(tmp_path), *TWO, *data, f"data.workers={workers}", "trainer.max_steps=8")
+def test_a_dataset_that_goes_wrong_later(tmp_path: Path) -> None:
+    told = "ValueError: sample 33 is broken (in loader worker"
+    data = ("data.target=mine:Items", "data.kwargs.wrong_at=33", "data.kwargs.wrong=raises")
+    done = train(make_directory(tmp_path), *TWO, *data, "data.workers=2", "trainer.max_steps=8")
     assert done.returncode == 1
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -62,57 +49,20 @@ def test_a_dataset_that_goes_wrong_later(tmp_path: Path, wrong: str, workers: in
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.full
-def test_a_logger_that_raises(tmp_path: Path) -> None:
-    done = train(make_directory(tmp_path), "logger=custom", "logger.target=mine:raising")
-    assert done.returncode == 1
-    assert "ValueError: the vocabulary is not there (mine.py:" in record(tmp_path / "run")["reason"]
-
-
-@pytest.mark.full
-def test_a_callback_that_raises(tmp_path: Path) -> None:
-    """Of a LightningModule, on one rank of two; the other one is ended."""
-    directory = make_directory(tmp_path)
-    (directory / "hooked.py").write_text(_HOOKED, encoding="utf-8")
-    words = [word for word in OVERRIDES if not word.startswith(("model.", "loss."))]
-    command = [sys.executable, "-m", "runner", "train", *words, "model.target=hooked:Hooked", "parallelism.data=2"]
-    done = warm.run([*command, "logger=none"], cwd=directory, env=environment(directory))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    made = record(directory / "run")
-    assert (made["status"], made["steps"]) == ("failed", len(made["loss"]))
-    assert "rank 1 (stage 0, layers 0..0) failed: ValueError: the callback is broken (hooked.py:" in made["reason"]
-    assert left_behind(directory) == []
-
-
-_HOOKED = """
-import os
-
-import lightning.pytorch as pl
-import torch
-from mine import model
-
-
-class Breaks(pl.Callback):
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_rank == 1 and trainer.global_step == 2:
-            raise ValueError("the callback is broken")
-
-
-class Hooked(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = model()
-
-    def training_step(self, batch):
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    def configure_callbacks(self):
-        return [Breaks()]
-"""
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("text", "a sample of the dataset must be (input, target), not a str"),
+        ("short", "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)"),
+    ],
+)
+def test_a_sample_that_is_not_as_the_others(wrong: str, told: str) -> None:
+    loader = make_loader(
+        user_code.Items(wrong_at=3, wrong=wrong), 40, batch_size=8, data=1, replica=0, inputs=True, targets=True,
+        shuffle=False, seed=0,
+    )  # fmt: skip
+    with pytest.raises(RunFailedError, match=re.escape(told)):
+        next(iter(loader))
 
 
 def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
@@ -128,29 +78,25 @@ def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
     assert record(tmp_path / "run")["status"] == "ok"
 
 
-@pytest.mark.parametrize("phase", sampled(PHASES, "step", "save"))
-def test_a_rank_killed_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
+def test_a_rank_that_is_killed_while_it_saves_ends_the_run(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
-    started = start(directory, *TWO, "model.target=mine:waiting", f"model.kwargs.phase={phase}", "trainer.max_steps=40")
+    started = start(directory, *TWO, "model.target=mine:waiting", "model.kwargs.phase=save", "trainer.max_steps=40")
     waiting = directory / "waiting"
     wait_until(lambda: waiting.exists() and bool(waiting.read_text()))
     os.kill(int(waiting.read_text()), signal.SIGKILL)
-    killed_at = time.monotonic()
     _, told = started.communicate(timeout=60)
-    assert time.monotonic() - killed_at < 20
     assert started.returncode == 1
     assert "rank 1 (stage 1, layers 2..3) died: SIGKILL" in told
     assert "Traceback" not in told
     made = record(directory / "run")
     assert made["status"] == "failed"
     assert "died: SIGKILL" in made["reason"]
-    assert made["steps"] == len(made["loss"])
-    assert (made["steps"] > 0) == (phase not in ("import", "rehearsal"))
+    assert made["steps"] == len(made["loss"]) > 0
     assert left_behind(directory) == []
 
 
-@pytest.mark.parametrize("phase", sampled(PHASES, "rehearsal", "validation"))
-def test_ctrl_c_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
+@pytest.mark.parametrize("phase", ["rehearsal", "validation"])
+def test_ctrl_c_ends_the_run(tmp_path: Path, phase: str) -> None:
     directory = make_directory(tmp_path)
     started = start(directory, *TWO, "model.target=mine:waiting", f"model.kwargs.phase={phase}", "trainer.max_steps=40")
     wait_until((directory / "waiting").exists)
@@ -162,21 +108,6 @@ def test_ctrl_c_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
     assert "Traceback" not in told
     made = record(directory / "run")
     assert (made["status"], made["steps"]) == ("interrupted", len(made["loss"]))
-    assert left_behind(directory) == []
-
-
-def test_a_signal_brings_no_validation_of_its_own(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
-    started = start(directory, *TWO, "trainer.max_steps=1000000")
-    steps = directory / "run" / "steps.jsonl"
-    wait_until(lambda: steps.exists() and steps.stat().st_size > 0)
-    started.send_signal(signal.SIGTERM)
-    _, told = started.communicate(timeout=60)
-    assert started.returncode == 75, told
-    made = record(directory / "run")
-    assert (made["status"], made["val_loss"]) == ("preempted", [])
-    assert f"stopped by SIGTERM, saved after step {made['steps']}; resume=auto continues" in told
-    assert list((directory / "run" / "checkpoints").iterdir()), "the last step is saved"
     assert left_behind(directory) == []
 
 
@@ -192,7 +123,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.mark.parametrize("full_at", sampled(["start", "checkpoint", "part"], "start", "part"))
+@pytest.mark.parametrize("full_at", ["start", "part"])
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"
     if full_at == "start":
@@ -207,23 +138,3 @@ def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> 
         assert (made["status"], made["steps"]) == ("failed", 4)
         assert "No space left on device" in made["reason"]
     assert left_behind(tmp_path) == []
-
-
-@pytest.mark.full
-def test_files_that_may_not_grow(tmp_path: Path) -> None:
-    """The other way to be out of space: a limit of the user's own."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
-    try:
-        done = subprocess.run(  # executed: the limit is inherited
-            [sys.executable, "-m", "runner", "train", *OVERRIDES, "logger=none", "model.kwargs.width=128"],
-            cwd=make_directory(tmp_path), env=environment(tmp_path), capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    made = record(tmp_path / "run")
-    assert (made["status"], made["steps"]) == ("failed", 4)
-    assert "File too large" in made["reason"]

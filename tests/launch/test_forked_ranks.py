@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
-import user_code
-from covering import sampled
-from launch_helpers import HERE, OVERRIDES, ROOT, Started, wait_for
-from safetensors.torch import load_file
+from launch_helpers import HERE, OVERRIDES, Started, wait_for
 
 from runner.config.compose.resolve import resolve
-from runner.launch.local import ranks as local
 from runner.launch.local.forked import Forked, Template
 from runner.launch.local.ranks import import_ahead
 from runner.launch.local.supervise import ProcessSpec
-from runner.launch.run.prepare import place_of, prepare, write_request
 from runner.record import RunRecord
 
 RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
@@ -32,7 +23,8 @@ RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
 
 def _start(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> Started:
     monkeypatch.setenv("RUNNER_TEST_IMPORT", on_import)
-    return Started([sys.executable, str(HERE / "launch_main.py"), "ranks", entry, *RANKS], directory, executed=True)
+    executed = on_import != "raises"  # the others ask how their process was started
+    return Started([sys.executable, str(HERE / "launch_main.py"), "ranks", entry, *RANKS], directory, executed=executed)
 
 
 def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> tuple[int, str]:
@@ -42,8 +34,8 @@ def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_imp
     return status, err
 
 
-@pytest.mark.slow
 def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both listen at the loopback alone, and meet under a secret, so that other users of the machine cannot join."""
     status, err = _finish(tmp_path, "describing_entries:describe", monkeypatch)
     assert status == 0, err
     first, second = (json.loads((tmp_path / "run" / f"found_{rank}.json").read_text()) for rank in range(2))
@@ -57,44 +49,21 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
     assert second["files"][1] == "rank_1.log"
     assert "hello from rank 1" in (tmp_path / "run" / "logs" / "rank_1.log").read_text()
     assert first["caught"] == second["caught"] == []
+    told = json.loads((tmp_path / "run" / "told.json").read_text())
+    assert told["sockets"] > 0
+    assert told["elsewhere"] == []
+    assert told["seen_by_a_stranger"] is False
+    assert len(told["token"]) == 32
+    assert all(told["token"] not in path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.y*ml"))
     assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
 
 
-@pytest.mark.full
-def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout, shuffled data, a loader's workers and a validation; also where imports ahead are not used."""
-    words = ["model.target=user_code:model", "+model.kwargs.dropout=0.1", "data.target=user_code:points"]
-    words += ["loss.target=user_code:mean", "data.shuffle=true", "data.workers=1", "trainer.val_every=2"]
-    words += ["parallelism.pipeline=2", "schedule.microbatches=2", "data.batch_size=8", "trainer.max_steps=3"]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(user_code.__file__).parent)]))
-    runs = {}
-    for name, forks in {"forked": True, "executed": False}.items():
-        monkeypatch.setattr(local, "_may_fork", lambda launch, forks=forks: forks)
-        run_dir = tmp_path / name
-        config = resolve([*words, "logger=none", "device=cpu", f"run_dir={run_dir}"])
-        plan = prepare(config)
-        run_dir.mkdir()
-        file = write_request(config, plan, run_dir, command="test")
-        with import_ahead(config, "runner.training.run:run_rank") as template:
-            outcome = local.run_ranks(local.Launch(file, run_dir, 2, 1, place_of(plan)), template)
-        assert outcome.exit_status == 0, outcome.messages
-        runs[name] = RunRecord.load(run_dir), load_file(run_dir / "weights.safetensors")
-    (forked, weights), (executed, expected) = runs["forked"], runs["executed"]
-    assert len(forked.loss) == 3
-    assert (forked.loss, forked.val_loss) == (executed.loss, executed.val_loss)
-    assert forked.peak_memory_bytes == executed.peak_memory_bytes
-    assert weights.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
-
-
-@pytest.mark.parametrize("on_import", sampled(["begins a thread", "dies"], "begins a thread"))
-def test_where_no_rank_can_be_forked_each_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str
-) -> None:
-    status, err = _finish(tmp_path, "importing_entries:tell_origin", monkeypatch, on_import)
+def test_where_no_rank_can_be_forked_each_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports have begun a thread, whose locks a forked process would keep for ever."""
+    status, err = _finish(tmp_path, "importing_entries:tell_origin", monkeypatch, "begins a thread")
     assert status == 0, err
     assert [(tmp_path / "run" / f"origin_{rank}").read_text() for rank in range(2)] == ["runner.launch.rank"] * 2
-    assert ("ended with SIGKILL: each imports by itself" in err) == (on_import == "dies")
+    assert "each imports by itself" not in err
 
 
 def test_an_import_that_fails_is_told_as_a_ranks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,21 +75,15 @@ def test_an_import_that_fails_is_told_as_a_ranks_own(tmp_path: Path, monkeypatch
     assert "No module named 'tensors'" in str(RunRecord.load(tmp_path / "run").reason)
 
 
-@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
-def test_the_command_can_be_ended_while_ranks_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_the_command_can_be_ended_while_ranks_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = _start(tmp_path, "importing_entries:tell_origin", monkeypatch, "waits")
     wait_for([tmp_path / "importing"])
-    told_at = time.monotonic()
-    started.process.send_signal(number)
-    status, _, err = started.finish()
-    assert time.monotonic() - told_at < 10
+    started.process.send_signal(signal.SIGINT)
+    status, _, err = started.finish(timeout=90)  # the import takes 120 s
     assert started.left_behind() == []
-    assert status == (130 if number is signal.SIGINT else -number)
-    if number is signal.SIGINT:
-        assert "stopped by SIGINT" in err
-        assert RunRecord.load(tmp_path / "run").status == "interrupted"
+    assert status == 130
+    assert "stopped by SIGINT" in err
+    assert RunRecord.load(tmp_path / "run").status == "interrupted"
 
 
 _SMALL_TEMPLATE = """
@@ -161,9 +124,9 @@ def test_a_template_that_dies_between_two_ranks_leaves_none(caplog: pytest.LogCa
 
 
 def test_a_template_is_ended_when_its_command_is_told_to_stop(caplog: pytest.LogCaptureFixture) -> None:
-    before, began_at = _children(), time.monotonic()
-    assert list(_fork_small(0, lambda: time.monotonic() > began_at + 0.5)) == []
-    assert time.monotonic() - began_at < 20
+    """It would sleep and then end by itself, which is another line in the log."""
+    before, asked = _children(), iter([False, False])
+    assert list(_fork_small(0, lambda: next(asked, True))) == []
     assert caplog.text == ""
     assert _children() == before
 
@@ -198,33 +161,3 @@ def test_nothing_is_imported_ahead_for_cuda_and_for_a_wrong_request(word: str) -
 def _children() -> str:
     """Of this thread; those that have ended count until they are waited for."""
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
-
-
-@pytest.mark.full
-def test_what_is_imported_for_all_ranks_does_not_ask_for_one(tmp_path: Path) -> None:
-    """But for two modules, in which every rank puts its number."""
-    done = subprocess.run([sys.executable, "-c", _READERS], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1].split() == ["prints.py", "rank_zero.py"]
-
-
-_READERS = """
-import os, sys
-readers = set()
-def noting(read):
-    def noted(self, name, *default):
-        if name in ("RANK", "LOCAL_RANK", "RUNNER_STORE_FD"):
-            frame = sys._getframe(1)
-            while frame.f_code.co_filename.startswith("<frozen"):
-                frame = frame.f_back
-            readers.add(os.path.basename(frame.f_code.co_filename))
-        return read(self, name, *default)
-    return noted
-kind = type(os.environ)
-kind.__getitem__, kind.__contains__ = noting(kind.__getitem__), noting(kind.__contains__)
-from runner.config.compose.resolve import resolve
-from runner.launch.local.template import import_all, imports_of
-import_all(imports_of(resolve(["model=mlp", "zero.stage=1", "device=cpu"]), "runner.training.run:run_rank"))
-assert "deepspeed" in sys.modules and "lightning.pytorch" in sys.modules
-assert "deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
-print(*sorted(readers))
-"""

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 # Packages that no rank of a plain request uses, although Lightning or torch's optimizers would import them.
@@ -64,63 +62,3 @@ def test_a_start_imports_what_the_request_needs(tmp_path: Path) -> None:
     assert "lightning" not in imported["command"]
     assert len(imported["command"]) < MOST_OF_COMMAND
     assert len(imported["rank"]) < MOST_OF_RANK
-
-
-_LATE = """
-import sys
-from types import ModuleType
-from runner.late import import_late
-import_late()
-import_late()  # again: nothing more
-import lightning.pytorch as pl, torch
-from lightning.fabric.wrappers import _unwrap_compiled
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE
-
-def are_late():
-    return [type(sys.modules[name]) is not ModuleType for name in ("torch._dynamo", "torchmetrics")]
-
-weight = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.AdamW([weight], lr=0.1)
-weight.grad = torch.ones(3)
-optimizer.step()
-optimizer.zero_grad()
-assert not isinstance(1.0, _AX_TYPE)
-assert are_late() == [True, True], are_late()
-
-layer = torch.nn.Linear(3, 2)
-compiled = torch.compile(layer, backend="eager")
-assert are_late() == [False, True]
-assert _unwrap_compiled(compiled)[0] is layer and _unwrap_compiled(layer)[0] is layer
-assert torch.equal(compiled(weight), layer(weight))
-weight.grad = torch.ones(3)
-optimizer.step()  # what it hides from the compiler is hidden from the real one now
-optimizer.zero_grad()
-optimizer.add_param_group({"params": list(layer.parameters())})
-
-from torchmetrics.classification import Accuracy
-import torchmetrics
-assert are_late() == [False, False]
-assert issubclass(Accuracy, Metric) and torchmetrics.Metric is Metric and torchmetrics.__version__
-import matplotlib.axes, matplotlib.figure
-assert isinstance(matplotlib.figure.Figure().add_subplot(), _AX_TYPE)
-metric = torchmetrics.MeanMetric()
-metric.update(1.0)
-assert metric.plot()[0] is not None
-print("all seen")
-"""
-
-
-@pytest.mark.full
-def test_late_packages_are_whole_as_soon_as_they_are_used(tmp_path: Path) -> None:
-    """A user's own compiled modules, metrics and plots see no difference."""
-    own = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-c", _LATE],
-        env={**os.environ, **own},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "all seen\n", done.stderr

@@ -18,25 +18,26 @@ def test_overrides_that_tell_jobs_apart() -> None:
     assert distinguishing([["seed=0"]]) == [[]]
 
 
-@pytest.mark.slow
 def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
-    started = Started(
-        command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=2,0.5", entry="crash_where_lr_is_large"), tmp_path
-    )
+    """A job that is left out is a row, too, with the reason."""
+    cells = ("seed=0,1", "optimizer.lr=2,0.5", "sweep_without=['seed=1 optimizer.lr=2: Asked already']")
+    started = Started(command("sweep", *OVERRIDES, "run_dir=s", *cells, entry="crash_where_lr_is_large"), tmp_path)
     status, out, err = started.finish()
     assert started.left_behind() == []
     assert status == 1, err
-    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(2)]
-    assert [record.status for record in records] == ["failed", "ok"]
+    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
+    assert [record.status for record in records] == ["failed", "ok", "unsupported", "ok"]
     assert records[0].reason == "rank 0 (stage 0, layers 0..7) died: SIGSEGV"
-    assert records[0].extras["overrides"] == ["optimizer.lr=2"]
+    assert records[0].extras["overrides"] == ["seed=0", "optimizer.lr=2"]
+    assert "leaves this job out. Asked already." in str(records[2].reason)
+    assert records[2].config["optimizer"]["lr"] == 2.0  # so that a table has a place for it
+    assert not (tmp_path / "s" / "2" / "config.yaml").exists()
     rows = [line.split() for line in out.splitlines()]
-    assert ["0", "lr=2", "failed", "-", "-", "-"] in rows
-    assert ["1", "lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
+    assert ["0", "seed=0", "lr=2", "failed", "-", "-", "-"] in rows
+    assert ["1", "*", "seed=0", "lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
     assert "0: rank 0 (stage 0, layers 0..7) died: SIGSEGV" in out
 
 
-@pytest.mark.slow
 def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
     """One that no configuration can say, and one that the plan refuses."""
     wanted = ("schedule=gpipe,nonsense", "parallelism.pipeline=1,99")
@@ -53,20 +54,6 @@ def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.slow
-def test_a_job_that_is_left_out_is_a_row_with_the_reason(tmp_path: Path) -> None:
-    cells = ("seed=0,1", "optimizer.lr=0.5,0.25", "sweep_without=['seed=1 optimizer.lr=0.5: Asked already']")
-    started = Started(command("sweep", *OVERRIDES, "run_dir=s", *cells, entry="crash_where_lr_is_large"), tmp_path)
-    status, _, err = started.finish()
-    assert status == 0, err
-    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
-    assert [record.status for record in records] == ["ok", "ok", "unsupported", "ok"]
-    assert "leaves this job out. Asked already." in str(records[2].reason)
-    assert records[2].config["optimizer"]["lr"] == 0.5  # so that a table has a place for it
-    assert not (tmp_path / "s" / "2" / "config.yaml").exists()
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_the_job_and_the_sweep(tmp_path: Path) -> None:
     started = Started(
         command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=0.1,0.2", entry="step_until_told"), tmp_path

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
+import launch_helpers
 import pytest
-from launch_helpers import HERE, OVERRIDES, Started
+from launch_helpers import HERE, OVERRIDES, Started, command
+from torch.distributed import TCPStore
+from warm import Warm
 
 from runner.config.schema import ParallelismConfig, RunConfig
 from runner.launch.attach import world_size_problems
@@ -15,59 +19,66 @@ from runner.record import RunRecord
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2")
 
 
-def _torchrun(directory: Path, entry: str, *overrides: str) -> tuple[int, str, str]:
+def _as_torchrun_does(directory: Path, entry: str, *overrides: str) -> list[tuple[int, str]]:
+    """Exit status and standard error of two processes with the variables and the store that torchrun's ranks have."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "0"}
+    variables |= {"TORCHELASTIC_RESTART_COUNT": "0"}
+    line, environment = command("train", *overrides, entry=entry), launch_helpers.environment()
+    ranks = [
+        Warm(line, cwd=directory, env={**environment, **variables, "RANK": rank, "LOCAL_RANK": rank}, stdout=DEVNULL,
+             stderr=PIPE, text=True)
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=150)[1] for rank in ranks]
+    return [(rank.returncode, said) for rank, said in zip(ranks, told, strict=True)]
+
+
+def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
+    """By torchrun itself. The ranks share one directory, which rank 0 has made."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(HERE / "launch_main.py"), "train", f"fake_entries:{entry}", *overrides]
-    started = Started(command, directory, executed=True)
-    result = started.finish()
+    words = [str(HERE / "launch_main.py"), "train", "fake_entries:last_rank_raises", *PIPELINE]
+    started = Started([*launcher, *words], tmp_path, executed=True)
+    status, _, err = started.finish()
     assert started.left_behind() == []
-    return result
+    assert status == 1
+    (run_dir,) = (tmp_path / "outputs" / "run").iterdir()
+    record = RunRecord.load(run_dir)
+    assert record.status == "failed"
+    assert "rank 1 failed: ValueError: the user's model is broken" in str(record.reason)
+    assert "rank 1 failed: ValueError" in err
 
 
-@pytest.mark.full
 def test_the_ranks_share_one_directory_that_rank_0_made(tmp_path: Path) -> None:
-    status, _, err = _torchrun(tmp_path, "succeed", *PIPELINE)
-    assert status == 0, err
+    assert [status for status, _ in _as_torchrun_does(tmp_path, "succeed", *PIPELINE)] == [0, 0]
     (run_dir,) = (tmp_path / "outputs" / "run").iterdir()
     assert (run_dir / "total.txt").read_text() == "3.0"
     assert RunRecord.load(run_dir).status == "ok"
     assert (run_dir / "config.yaml").exists()
 
 
-@pytest.mark.slow
-def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
-    status, _, err = _torchrun(tmp_path, "last_rank_raises", *PIPELINE, "run_dir=run")
-    assert status == 1
-    record = RunRecord.load(tmp_path / "run")
-    assert record.status == "failed"
-    assert "rank 1 failed: ValueError: the user's model is broken" in str(record.reason)
-    assert "rank 1 failed: ValueError" in err
-
-
-@pytest.mark.full
 def test_a_rank_that_is_out_of_memory_is_told_what_needs_less(tmp_path: Path) -> None:
-    _, _, err = _torchrun(tmp_path, "last_rank_is_out_of_memory", *PIPELINE, "run_dir=run")
-    assert "exitcode  : 3" in err
+    (_, told) = _as_torchrun_does(tmp_path, "last_rank_is_out_of_memory", *PIPELINE, "run_dir=run")
+    assert told[0] == 3
     record = RunRecord.load(tmp_path / "run")
     assert record.status == "out_of_memory"
     assert str(record.reason).startswith("rank 1 failed: RuntimeError")
     assert str(record.extras["advice"]).startswith("predicted were ")
-    assert str(record.extras["advice"]) in err
+    assert str(record.extras["advice"]) in told[1]
 
 
-@pytest.mark.slow
 def test_a_wrong_number_of_ranks_is_seen_before_any_collective(tmp_path: Path) -> None:
-    status, _, err = _torchrun(tmp_path, "succeed", *OVERRIDES, "parallelism.pipeline=3")
-    assert status == 1  # torchrun's own
-    assert "parallelism = 3 x 1 x 1: the product of the degrees, 3, must be the number of ranks, 2" in err
+    for status, err in _as_torchrun_does(tmp_path, "succeed", *OVERRIDES, "parallelism.pipeline=3"):
+        assert status == 2
+        assert "parallelism = 3 x 1 x 1: the product of the degrees, 3, must be the number of ranks, 2" in err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_refusal_by_rank_0_reaches_all(tmp_path: Path) -> None:
-    _, _, err = _torchrun(tmp_path, "succeed", *PIPELINE, "memory_limit=1000")
-    assert "memory_limit" in err
-    assert "exitcode  : 3" in err
+    for status, err in _as_torchrun_does(tmp_path, "succeed", *PIPELINE, "memory_limit=1000"):
+        assert status == 3
+        assert "memory_limit" in err
     assert list(tmp_path.iterdir()) == []
 
 

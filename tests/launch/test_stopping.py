@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_helpers import Started, environment, wait_for
+from launch_helpers import environment, wait_for
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.launch.local.grace import grace_seconds
-from runner.record import RunRecord
 
 # A command of one rank whose step takes SECONDS; told to stop, it ends the step and saves.
 SLOW = """
@@ -99,36 +98,3 @@ def test_the_time_to_stop_is_what_the_scheduler_allows(monkeypatch: pytest.Monke
 def test_slurm_has_a_time_of_its_own() -> None:
     (problem,) = rules(resolve(["model=mlp", "launcher=slurm", "launcher.grace_seconds=9"]))
     assert problem.line().startswith("launcher.grace_seconds = 9.0: belongs to launcher=local.")
-
-
-SLOW_STEPS = """
-import pathlib, time
-from torch import nn
-
-class Slow(nn.Module):
-    def forward(self, x):
-        steps = pathlib.Path("run/steps.jsonl")
-        if steps.exists() and steps.stat().st_size:  # after the first step
-            time.sleep(12)
-        return x
-
-def model():
-    return nn.Sequential(nn.Linear(32, 6), Slow(), nn.Linear(6, 8))
-"""
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_steps_of_twelve_seconds_are_saved_before_a_preemption(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW_STEPS)
-    request = ("model=custom", "model.target=slow:model", "data=random_regression", "loss=mse")
-    steps = ("trainer.max_steps=9", "data.batch_size=2", "run_dir=run", "logger=none", "device=cpu")
-    started = Started([sys.executable, "-m", "runner", "train", *request, *steps], tmp_path)
-    wait_for([tmp_path / "run" / "steps.jsonl"], timeout=120)
-    time.sleep(0.5)
-    started.process.send_signal(signal.SIGUSR1)
-    status, _, said = started.finish()
-    assert status == 75, said
-    record = RunRecord.load(tmp_path / "run")
-    assert record.status == "preempted"
-    assert (tmp_path / "run" / "checkpoints" / f"step-{record.steps}.ckpt").exists()

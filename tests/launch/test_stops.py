@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 import warm
-from covering import sampled
 from processes import left_behind, working_in
 from user_project import OVERRIDES, environment, make_directory, record
 from warm import Warm
-
-pytestmark = pytest.mark.slow
 
 _LEAVING = """
 import os
@@ -104,8 +101,7 @@ def rank_in(directory: Path, rank: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("how", "layout"),
-    [("sys.exit", []), ("os._exit", []), ("os._exit", ["parallelism.pipeline=2", "schedule.microbatches=2"])],
+    ("how", "layout"), [("sys.exit", []), ("os._exit", ["parallelism.pipeline=2", "schedule.microbatches=2"])]
 )
 def test_code_that_leaves_early_has_not_done_the_work(tmp_path: Path, how: str, layout: list[str]) -> None:
     """An exit with status 0 in the user's own layers is a failure; in a pipeline, of the rank that left."""
@@ -122,19 +118,12 @@ def test_code_that_leaves_early_has_not_done_the_work(tmp_path: Path, how: str, 
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "layout",
-    sampled(
-        [
-            ("parallelism.data=2", "schedule=gpipe", "schedule.microbatches=2"),
-            ("parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"),
-        ],
-        ("parallelism.data=2", "schedule=gpipe", "schedule.microbatches=2"),
-    ),
-    ids=lambda layout: layout[0],
-)
-def test_sigterm_to_one_rank_preempts_the_run(tmp_path: Path, layout: tuple[str, ...]) -> None:
-    """As a scheduler does that ends a machine's processes: all ranks save, and the command says that it can go on."""
+def test_sigterm_to_one_rank_preempts_the_run(tmp_path: Path) -> None:
+    """As a scheduler does that ends a machine's processes: all ranks save, and the command says that it can go on.
+
+    The signal brings no validation of its own.
+    """
+    layout = ("parallelism.data=2", "schedule=gpipe", "schedule.microbatches=2")
     started = start(tmp_path, *layout, "trainer.max_steps=1000000")
     steps = tmp_path / "run" / "steps.jsonl"
     wait_until(lambda: steps.exists() and steps.stat().st_size > 0)
@@ -142,28 +131,25 @@ def test_sigterm_to_one_rank_preempts_the_run(tmp_path: Path, layout: tuple[str,
     _, told = started.communicate(timeout=60)
     assert started.returncode == 75, told
     made = record(tmp_path / "run")
-    assert made["status"] == "preempted"
+    assert (made["status"], made["val_loss"]) == ("preempted", [])
+    assert f"stopped by SIGTERM, saved after step {made['steps']}; resume=auto continues" in told
     assert made["reason"] == f"stopped by SIGTERM, saved after step {made['steps']}; resume=auto continues"
     assert (tmp_path / "run" / "checkpoints" / f"step-{made['steps']}.ckpt").exists()
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "only_in_ranks"), [(signal.SIGTERM, "false"), (signal.SIGUSR1, "false"), (signal.SIGUSR1, "true")]
-)
+@pytest.mark.parametrize(("number", "only_in_ranks"), [(signal.SIGTERM, "false"), (signal.SIGUSR1, "true")])
 def test_a_job_that_is_preempted_while_it_starts_can_be_queued_again(
     tmp_path: Path, number: signal.Signals, only_in_ranks: str
 ) -> None:
     """While the model is built for the plan nothing has been written; while the ranks build it there is a record."""
     started = start(
-        tmp_path, "model.target=leaving:slow_to_build", "model.kwargs.seconds=60",
+        tmp_path, "model.target=leaving:slow_to_build", "model.kwargs.seconds=600",
         f"model.kwargs.only_in_ranks={only_in_ranks}", "parallelism.pipeline=2", "schedule.microbatches=2",
     )  # fmt: skip
     wait_until((tmp_path / "building").exists)
-    told_at = time.monotonic()
     started.send_signal(number)
-    _, told = started.communicate(timeout=60)
-    assert time.monotonic() - told_at < 8
+    _, told = started.communicate(timeout=90)
     assert started.returncode == 75, told
     assert "Traceback" not in told
     assert f"stopped by {number.name}" in told
@@ -175,9 +161,9 @@ def test_a_job_that_is_preempted_while_it_starts_can_be_queued_again(
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", sampled([signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP], signal.SIGUSR1))
-def test_a_signal_after_the_last_step_changes_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
     """One while the ranks end, and many from when the record is complete to the end of the command."""
+    number = signal.SIGUSR1
     started = start(tmp_path, "model.target=leaving:LongEnd")
     wait_until((tmp_path / "fitted").exists)
     started.send_signal(number)

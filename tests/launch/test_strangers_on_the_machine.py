@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from launch_helpers import OVERRIDES
 
 from runner.config.compose.resolve import resolve
 from runner.launch.local.meeting import TOKEN_VARIABLE
-from runner.launch.run.start import train
 from runner.launch.slurm.script import batch_script
 
 HERE = Path(__file__).parent
-
-
-def test_ranks_listen_at_the_loopback_and_meet_under_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-    config = resolve([*OVERRIDES, "parallelism.pipeline=2", "run_dir=run"])
-    assert train(config, command="a test", entry="listening_entries:tell") == 0
-    told = json.loads(Path("run/told.json").read_text())
-    assert told["sockets"] > 0
-    assert told["elsewhere"] == []
-    assert told["seen_by_a_stranger"] is False
-    assert len(told["token"]) == 32
-    assert all(told["token"] not in path.read_text(errors="replace") for path in Path("run").rglob("*.y*ml"))
 
 
 def test_two_runs_have_different_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +29,3 @@ def test_a_batch_job_makes_its_secret_when_it_starts(tmp_path: Path) -> None:
     shown = os.popen(f'{line}; printf %s "${TOKEN_VARIABLE}"').read()
     assert len(shown) == 32
     assert int(shown, 16)
-
-
-def test_dist_is_not_initialised_by_a_test_of_this_file() -> None:
-    assert not dist.is_initialized()

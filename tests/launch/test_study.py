@@ -48,10 +48,9 @@ def starts(sweep: Path) -> list[int]:
     return [len((sweep / run.name / STARTS).read_text().splitlines()) for run in read_report(sweep).runs]
 
 
-@pytest.mark.parametrize("seed", ["null", pytest.param("3", marks=pytest.mark.full)])
-def test_a_study_goes_on_with_and_without_a_seed(light: Path, seed: str) -> None:
+def test_a_study_with_a_seed_goes_on(light: Path) -> None:
     """The second start asks for the two trials that are missing, and for no value that it has asked for."""
-    words = [f"hydra.sweeper.sampler.seed={seed}"]
+    words = ["hydra.sweeper.sampler.seed=3"]
     assert start("hydra.sweeper.n_trials=2", *words) == 0
     first = rates(light)
     assert start("hydra.sweeper.n_trials=4", *words) == 0
@@ -75,7 +74,6 @@ def test_a_trial_that_was_cut_is_asked_for_first(light: Path) -> None:
     assert [one.state for one in Journal(light).trials.values()] == ["complete", "complete"]
 
 
-@pytest.mark.slow
 def test_trials_that_fail_end_the_study_and_are_tried_again_where_that_is_asked_for(light: Path) -> None:
     words = ("optimizer.lr=choice(15)", "seed=0", "hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1")
     assert start(*words) == 1
@@ -86,7 +84,6 @@ def test_trials_that_fail_end_the_study_and_are_tried_again_where_that_is_asked_
     assert starts(light) == [2]
 
 
-@pytest.mark.slow
 def test_a_grid_is_searched_once(light: Path) -> None:
     words = ["hydra.sweeper.n_trials=4", "hydra/sweeper/sampler=grid", "optimizer.lr=choice(0.1,0.2)"]
     assert start(*words) == 0
@@ -99,15 +96,10 @@ def test_a_grid_is_searched_once(light: Path) -> None:
         (["hydra.sweeper.direction=[minimize,maximize]"], "hydra.sweeper.direction = "),
         (["hydra.sweeper.pruner=medain"], "must be one of median, percentile. Try hydra.sweeper.pruner=median."),
         (["hydra.sweeper.pruner=median"], "needs trainer.val_every"),
-        (["hydra.sweeper.pruner.n_startup_trials=1"], "must name a pruner"),
         (["hydra.sweeper.pruner=median", "hydra.sweeper.pruner.nothing=1"], "must be arguments of optuna.pruners."),
         (["hydra/sweeper/sampler=grid"], "needs values that can be counted"),
-        (["hydra/sweeper/sampler=tep"], "Try hydra/sweeper/sampler=tpe."),
         (["hydra.sweeper.sampler.sed=1"], "Try hydra.sweeper.sampler.seed=1."),
-        (["hydra/sweeper/sampler=qmc", "hydra.sweeper.sampler.qmc_type=nothing"], "must be arguments of the sampler"),
-        (["hydra.sweeper.n_trails=3"], "Try hydra.sweeper.n_trials=3."),
         (["hydra.sweeper.n_trials=0"], "must be at least 1"),
-        (["hydra.sweeper.n_trials=many"], "cannot be set so"),
         (["hydra.sweeper.storage=sqlite:///study.db"], "has no meaning here"),
     ],
 )
@@ -164,19 +156,3 @@ def test_the_words_of_a_pruner() -> None:
         pruner.words("minimize")[1]
         == "callbacks.pruning.kwargs={name:median,options:{n_warmup_steps:3},direction:minimize}"
     )
-
-
-@pytest.mark.full
-def test_a_pruned_trial_is_a_job_that_ended_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real runs: one trial's rate is far too large, and its job ends at its first validation if it is the last."""
-    monkeypatch.chdir(tmp_path)
-    words = ["trainer.max_steps=4", "trainer.val_every=2", "optimizer=sgd", "optimizer.lr=choice(0.01,0.02,2.0)"]
-    words += ["hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "hydra/sweeper/sampler=grid", "device=cpu"]
-    words += ["hydra.sweeper.pruner=median", "hydra.sweeper.pruner.n_startup_trials=2"]
-    status = main(["train", "-m", *TINY, "run_dir=s", "hydra/sweeper=optuna", *words])
-    assert status == 0
-    found = {run.record.config["optimizer"]["lr"]: run for run in read_report(tmp_path / "s").runs}
-    states = [one.state for one in Journal(tmp_path / "s").trials.values()]
-    assert sorted(map(str, states)) in (["complete", "complete", "pruned"], ["complete"] * 3)
-    if "pruned" in states:
-        assert found[2.0].record.steps == 2

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
-from processes import working_in
 
 from runner.engine.engine import Engine
 from runner.engine.transport import sockets
@@ -111,87 +109,6 @@ def test_what_a_rank_says_is_cut_to_its_slot_and_read_by_others() -> None:
     assert pulses.said_by(1) == "rank 1 here"
     assert pulses.of(1) == (Phase.START, 0)
     pulses.close()
-
-
-STOPPED = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from runner.launch.local.overdue import Watch
-from runner.launch.local.supervise import ProcessSpec, supervise
-from runner.pulse import Phase, Pulses
-
-# A rank that makes progress every 0.1 s, watched by a thread as a rank's watchdog is.
-RANK = '''
-import os, sys, time
-from runner.pulse import Phase, Pulse
-Pulse.current().enter(Phase.STEP)
-for count in range(100):
-    Pulse.current().beat(count)
-    time.sleep(0.1)
-'''
-pulses = Pulses(1)
-environment = {"RUNNER_PULSES_FD": str(pulses.fileno()), "RANK": "0"}
-spec = ProcessSpec([sys.executable, "-c", RANK], environment, pass_fds=(pulses.fileno(),))
-print("begun", flush=True)
-ending = supervise([spec], grace_seconds=lambda: 1.0, watch=Watch(pulses, {Phase.STEP: 12.0}))
-print(ending.returncodes, ending.failed, flush=True)
-"""
-
-
-def _group(pid: int, number: signal.Signals) -> None:
-    """Signal a process and its children, each of which leads a session of its own."""
-    while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        time.sleep(0.05)
-    for each in (*children, str(pid)):
-        os.kill(int(each), number)
-
-
-@pytest.mark.full
-def test_a_suspended_machine_that_goes_on_ends_no_run() -> None:
-    """All processes stop for longer than a step may take, and continue."""
-    root = str(Path(supervision.__file__).parents[3])
-    environment = {**os.environ, "PYTHONPATH": root}
-    command = [sys.executable, "-c", STOPPED, root]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        time.sleep(2.0)
-        _group(process.pid, signal.SIGSTOP)
-        time.sleep(14.0)
-        _group(process.pid, signal.SIGCONT)
-        assert process.stdout.read() == "(0,) ()\n"
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_pipeline_that_is_stopped_as_a_whole_goes_on(tmp_path: Path) -> None:
-    """Command, ranks and all: they stop for longer than a step may take, take further steps, and end as told."""
-    words = ("model=mlp", "parallelism.pipeline=2", "trainer.max_steps=1000000", f"run_dir={tmp_path / 'run'}")
-    limits = ("launcher.step_timeout_seconds=5", "launcher.watchdog_seconds=3", "trainer.log_every=1000")
-    command = [sys.executable, "-m", "runner", "train", *words, *limits]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        _wait_for_steps(tmp_path / "run", 20)
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in (process.pid, *working_in(tmp_path)):
-                os.kill(pid, number)
-            time.sleep(9.0 if number is signal.SIGSTOP else 0.0)
-        _wait_for_steps(tmp_path / "run", 200 + _steps(tmp_path / "run"))
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
-    assert RunRecord.load(tmp_path / "run").status == "interrupted"
-
-
-def _steps(run_dir: Path) -> int:
-    file = run_dir / "steps.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def _wait_for_steps(run_dir: Path, count: int) -> None:
-    end = time.monotonic() + 200
-    while _steps(run_dir) < count:
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -81,7 +81,6 @@ limits.machine_memory_bytes = lambda: {memory} if os.environ.get("RANK") == "1" 
 """
 
 
-@pytest.mark.slow
 def test_two_ranks_that_would_run_two_plans_run_none(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     code = directory / "mine.py"
