@@ -144,8 +144,7 @@ def test_a_unit_of_doubled_forwards_is_the_sources() -> None:
     assert [row.rstrip() for row in rows] == DOUBLED.strip().splitlines()
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
-@pytest.mark.parametrize("units", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "units"), [(2, 3), (4, 1), (6, 2), (8, 1)])
 def test_bubbles_of_chimeras_variants(ranks: int, units: int) -> None:
     """Only units as they are leave gaps between them, where B = 2 F."""
     idle, rest = ranks - 2, ranks // 2 - 1
@@ -190,7 +189,7 @@ def test_variants_are_written_and_read(variant: str, microbatches: int, tmp_path
     assert replace(again, name=schedule.name) == schedule
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize("ranks", [4, 6])
 def test_bubbles_of_the_literature(ranks: int) -> None:
     """Chimera's and BitPipe's of one unit, for B = F and for B = 2 F; GEMS's limits."""
     for name, equal, double in (("chimera", 2, 1.5), ("bitpipe", 4, 3)):
@@ -203,9 +202,9 @@ def test_bubbles_of_the_literature(ranks: int) -> None:
     assert simulate(many, Costs(B=1)).bubble_ratio == pytest.approx((ranks - 1) / (ranks + 1), abs=5e-3)
 
 
-@pytest.mark.parametrize(("ranks", "pipes"), [(4, 4), (6, 6), (8, 4), (8, 8), (12, 4), (12, 6)])
-@pytest.mark.parametrize("units", [1, 3])
-def test_more_pipelines_leave_less_idle(ranks: int, pipes: int, units: int) -> None:
+@pytest.mark.parametrize(("ranks", "pipes"), [(4, 4), (8, 4), (8, 8), (12, 6)])
+def test_more_pipelines_leave_less_idle(ranks: int, pipes: int) -> None:
+    units = 3 if ranks < 8 else 1
     schedule = build("chimera", ranks=ranks, microbatches=units * ranks, pipes=pipes)
     assert check_program(lower(schedule)) == []
     idle = 2 * ranks // pipes - 2

@@ -75,8 +75,8 @@ def test_shares_of_a_stage_without_seconds_are_equal() -> None:
     assert shares([1.0, 3.0]) == (0.25, 0.75)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "interleaved_1f1b"])
+@pytest.mark.parametrize("seed", range(2))
 def test_a_step_is_between_compute_alone_and_compute_and_copies_in_turn(name: str, seed: int) -> None:
     chance = random.Random(seed)
     program = lower(build(name, ranks=2, microbatches=4))

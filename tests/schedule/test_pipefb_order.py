@@ -42,8 +42,7 @@ def test_the_grid() -> None:
     assert json.loads(json.dumps(document))["bubble_ratio"] == pytest.approx(1 - 32 * 3.75 / (38 * 4))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7])
-@pytest.mark.parametrize("microbatches", [1, 2, 6, 13])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (3, 13), (4, 2), (5, 6), (7, 6)])
 def test_every_size_is_valid_and_moves_every_backward_but_the_last_stages(ranks: int, microbatches: int) -> None:
     schedule = build("pipefb", ranks=ranks, microbatches=microbatches)
     assert check(schedule) == []

@@ -131,7 +131,7 @@ def _requests(draw: st.DrawFn) -> tuple[Schedule, Schedule, StageCosts]:
     return build(base, **asked), build("pipefisher", **asked, base=base, costs=costs), costs
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(_requests())
 def test_any_costs(found: tuple[Schedule, Schedule, StageCosts]) -> None:
     """All work once, one thing at a time, and no step longer than its own work and what no bubble has room for."""

@@ -30,7 +30,7 @@ def count_of(name: str, ranks: int) -> int:
     return MICROBATCHES[name] * ranks if name in MICROBATCHES else 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("name", PRINTED)
 def test_ranks_hold_the_printed_copies(name: str, ranks: int) -> None:
     """But ``wpipe``, of whose two chunks one has two copies, and ``avgpipe``, which holds the average besides."""
@@ -44,7 +44,7 @@ def test_ranks_hold_the_printed_copies(name: str, ranks: int) -> None:
     assert held == tuple(printed[PRINTED[name]])
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("name", PRINTED)
 def test_ranks_hold_the_printed_activations(name: str, ranks: int) -> None:
     """From one micro-batch on the last rank to D on the first; ``wpipe`` at most T, each pipeline of ``avgpipe`` so."""

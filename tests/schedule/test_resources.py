@@ -17,13 +17,11 @@ from runner.schedule.stream import versions_held
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule, parse_action
 
 SCHEDULES = [name for name in NAMES if name != "from_file"]
-SIZES = [(2, 2), (2, 8), (4, 4), (4, 8), (6, 12)]
-CASES = [
-    (name, ranks, microbatches)
-    for name in SCHEDULES
-    for ranks, microbatches in SIZES
-    if not problems_of(name, ranks=ranks, microbatches=microbatches)
-]
+SIZES = [(2, 8), (4, 8), (6, 12)]
+
+
+def sizes_of(name: str) -> list[tuple[int, int]]:
+    return [size for size in SIZES if not problems_of(name, ranks=size[0], microbatches=size[1])]
 
 
 def any_costs(schedule: Schedule, seed: int) -> StageCosts:
@@ -57,8 +55,9 @@ def moments(played: Simulation) -> dict[Action, tuple[int, float, float]]:
     }
 
 
-@pytest.mark.parametrize(("name", "ranks", "microbatches"), CASES)
-def test_messages_take_their_time_and_links_carry_one_at_a_time(name: str, ranks: int, microbatches: int) -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages_take_their_time_and_links_carry_one_at_a_time(name: str) -> None:
+    ranks, microbatches = sizes_of(name)[0]
     schedule = build(name, ranks=ranks, microbatches=microbatches)
     costs = any_costs(schedule, seed=ranks + microbatches)
     played = simulate(lower(schedule), costs)
@@ -90,8 +89,9 @@ def sender_of(schedule: Schedule, receive: Action) -> Action:
     return Action(Op.SEND, source, microbatch, payload, schedule.rank_of(stage, microbatch, op))
 
 
-@pytest.mark.parametrize(("name", "ranks", "microbatches"), CASES)
-def test_ranks_do_one_thing_at_a_time_and_reductions_meet(name: str, ranks: int, microbatches: int) -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_ranks_do_one_thing_at_a_time_and_reductions_meet(name: str) -> None:
+    ranks, microbatches = sizes_of(name)[-1]
     schedule = build(name, ranks=ranks, microbatches=microbatches)
     played = simulate(lower(schedule), any_costs(schedule, seed=1))
     found = moments(played)
@@ -132,12 +132,10 @@ STREAMS = {  # their steps stand between windows
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks", "microbatches"), [case for case in CASES if case[0] not in PLAYED_APART | STREAMS]
-)
-def test_a_flushed_step_ends_when_compute_reductions_and_steps_have(name: str, ranks: int, microbatches: int) -> None:
-    schedule = build(name, ranks=ranks, microbatches=microbatches)
-    for seed in range(3):
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - PLAYED_APART - STREAMS))
+def test_a_flushed_step_ends_when_compute_reductions_and_steps_have(name: str) -> None:
+    for seed, (ranks, microbatches) in enumerate(sizes_of(name)):
+        schedule = build(name, ranks=ranks, microbatches=microbatches)
         costs = replace(any_costs(schedule, seed), occupancy=())
         played = simulate(lower(schedule, costs), costs)
         assert played.last({Op.STEP}) == pytest.approx(end_of_step(schedule, costs), rel=1e-12, abs=0.0)

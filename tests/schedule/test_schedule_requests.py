@@ -224,15 +224,14 @@ def test_importing_is_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("name", "span"), [("1f1b", (512 + 63) * 3), ("zb_v", 512 * 3 + 31.5)])
+@pytest.mark.parametrize(("name", "span"), [("1f1b", (256 + 31) * 3), ("zb_v", 256 * 3 + 15.5)])
 def test_large_schedules_are_simulated(name: str, span: float) -> None:
-    assert simulate(build(name, ranks=64, microbatches=512), Costs()).makespan == span
+    assert simulate(build(name, ranks=32, microbatches=256), Costs()).makespan == span
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
-def test_a_simulation_is_linear_in_the_micro_batches(name: str) -> None:
+def test_a_simulation_is_linear_in_the_micro_batches() -> None:
     """Counted in executed lines, which no other process can make more; a walk that is quadratic would take 16 times."""
-    few, many = (_lines_run(build(name, ranks=8, microbatches=count)) for count in (32, 128))
+    few, many = (_lines_run(build("zb_v", ranks=4, microbatches=count)) for count in (16, 64))
     assert many < 4.5 * few
 
 

@@ -20,7 +20,7 @@ from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Op, Schedule
 
 CASES = 200
-SAMPLE = 16
+SAMPLE = 8
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,14 @@ def searched(given: Case) -> Choice:
     "seeds", [pytest.param(range(SAMPLE), id="sample"), pytest.param(range(CASES), id="all", marks=pytest.mark.full)]
 )
 def test_it_is_no_worse_than_the_best_published_and_near_the_bound(seeds: range) -> None:
-    assert median(searched(case(seed)).over_bound for seed in seeds) <= 1.02
-
-
-def test_an_order_found_beats_all_published_ones_where_stages_differ() -> None:
-    found = [searched(case(seed)) for seed in range(SAMPLE)]
+    """And an order that is found beats all published ones in some cases, whose stages differ."""
+    found = [searched(case(seed)) for seed in seeds]
+    assert median(choice.over_bound for choice in found) <= 1.02
     assert any(choice.best.schedule.name == "auto" for choice in found)
     assert any(choice.beaten and choice.best.seconds < 0.99 * choice.beaten.seconds for choice in found)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_published_order_ends_before_the_bound(seed: int) -> None:
     given = case(seed)
     for spec, chunks in itertools.product(SEARCHED, (1, 2, 3, 4)):

@@ -48,7 +48,7 @@ def _cells(actions: list[Any]) -> Iterator[str]:
 def _sizes() -> Iterator[tuple[str, int, int, int]]:
     for name in NAMES:
         spec = SPECS[name]
-        for ranks in (2, 3, 4, 8):
+        for ranks in (2, 3, 4):
             for chunks in (each for each in (1, 2, 3) if spec.chunks.holds(ranks, each)):
                 for microbatches in (1, ranks - 1, ranks, 2 * ranks - 1, 2 * ranks, 2 * ranks + 1, 3 * ranks + 3):
                     if spec.microbatches.holds(ranks, microbatches):
