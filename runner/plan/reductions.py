@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,11 @@ from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Schedule
 
-__all__ = ["Reduction", "reductions", "sent_bytes", "with_compression"]
+__all__ = ["Reduction", "compressing_bytes", "reductions", "sent_bytes", "with_compression"]
 
 _TEMPORARIES = 4
-"""Copies of a stage's gradients in fp32 while they are compressed: values, message, sum, what is left over."""
+"""Copies of a stage's gradients in fp32 while they are compressed, if a profile does not say it: values, message, sum,
+what is left over."""
 _FP32 = 4
 
 
@@ -30,12 +32,14 @@ class Reduction:
         sent_bytes: bytes that each holder sends in a mean step; None: the compressor does not say it.
         kept_bytes: bytes that each holder keeps from step to step.
         temporary_bytes: bytes that it needs while it compresses.
+        waiting_bytes: the part of them that is also there while other stages of the rank compress.
         seconds: that each holder computes in a step to compress; 0 if that was not measured.
     """
 
     sent_bytes: float | None
     kept_bytes: int = 0
     temporary_bytes: int = 0
+    waiting_bytes: int = 0
     seconds: float = 0.0
 
 
@@ -98,8 +102,17 @@ def _reduction(
     if kind.bytes_sent is not None or config.compression.name == "none":
         sent = kind.bytes_in_a_step(Wire(config.compression, shapes, width, copies))
     kept = sum(kind.kept_bytes(config.compression, shape) for shape in shapes)
-    temporary = _TEMPORARIES * _FP32 * stage.gradient_bytes // width if kind.compress is not None else 0
-    return Reduction(sent, kept, temporary, stage.gradient_bytes * profile.compression_seconds_per_byte)
+    elements = stage.gradient_bytes // width if kind.compress is not None else 0
+    temporary = elements * (profile.compression_peak_bytes or _TEMPORARIES * _FP32)
+    waiting = elements * profile.compression_waiting_bytes
+    seconds = stage.gradient_bytes * profile.compression_seconds_per_byte
+    return Reduction(sent, kept, math.ceil(temporary), math.ceil(waiting), seconds)
+
+
+def compressing_bytes(planned: Sequence[Reduction]) -> int:
+    """What a rank needs while the gradients of its stages are compressed, one stage after the other."""
+    waiting = sum(each.waiting_bytes for each in planned)
+    return waiting + max((each.temporary_bytes - each.waiting_bytes for each in planned), default=0)
 
 
 def _own_shapes(profile: ModelProfile, stage: StageFigures, width: int) -> list[tuple[int, ...]]:

@@ -145,6 +145,8 @@ class ModelProfile:
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
+        compression_waiting_bytes, compression_peak_bytes: the bytes per element of a gradient that ``compression=``
+            needs while it waits for messages or for the end of the step, and at most; 0 if they are not known.
         sizes_vary: whether what layers return may have other shapes, or other plain values, for inputs of the same
             shapes. It is false only if the layers ran on tensors without values, and gave the same each time.
         sizes_were_seen_to_vary: whether other samples gave other shapes, so that bytes and seconds are an estimate.
@@ -175,6 +177,8 @@ class ModelProfile:
     trace: MemoryTrace | None = None
     sample_shapes: tuple[tuple[int, ...], ...] = ()
     compression_seconds_per_byte: float = 0.0
+    compression_waiting_bytes: float = 0.0
+    compression_peak_bytes: float = 0.0
     cast_bytes: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
     first_backwards: ModelProfile | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from runner.model.precision import autocast_of, autocasting, cast_module, dtype_
 from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
-from runner.optim.catalogue.registry import optimizer_of
+from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
@@ -48,6 +49,7 @@ from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
 from runner.profiling.changed_states import ChangedStates
+from runner.profiling.compression import compression_bytes
 from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
@@ -113,11 +115,25 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
         optimizer_constant_bytes=optimizer_of(config.optimizer).constant_bytes,
+        **_compression_figures(config, profile),
     )
     if can_be_timed(config, profile):
         with refusing(config):
             return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
+
+
+def _compression_figures(config: RunConfig, profile: ModelProfile) -> dict[str, Any]:
+    """What the profile says of the bytes of the request's compressor, by field."""
+    shapes = [shape for layer in profile.layers for shape in layer.trained_shapes]
+    if compression_of(config.compression).compress is None or not any(map(prod, shapes)):
+        return {}
+    try:
+        waiting, peak = apart(compression_bytes, config, shapes)
+    except ApartError as error:  # of a user's own, which the ranks tell
+        logger.info("what the compressor needs is an estimate: it cannot be tried: %s", error)
+        return {}
+    return {"compression_waiting_bytes": waiting, "compression_peak_bytes": peak}
 
 
 def _model_problems(config: RunConfig) -> Sequence[Problem]:

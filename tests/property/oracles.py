@@ -26,16 +26,15 @@ from whole_runs import Run, train
 from runner.config.compose.resolve import resolve
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.errors import DoesNotFitError, RequestError
+from runner.errors import DoesNotFitError, RequestError, RunnerError
 from runner.launch.run.prepare import prepare
 from runner.launch.run.resume import with_checkpoint
+from runner.model.apart import ApartError
 from runner.model.load import load_model
 from runner.model.ties import crossing_ties, find_ties
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
-from runner.profile import ModelProfile
-from runner.profiling.model import _on_fake_tensors as profiled_anew
 
 SCALARS = 64  # bytes of losses, weights of losses and their sums, beside those of each micro-batch
 _PER_MICROBATCH = 32
@@ -309,21 +308,35 @@ def _silently() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _profiles_shared() -> Iterator[None]:
-    """Within it, requests of the same model, micro-batch and formats share what is found on fake tensors."""
-    with mock.patch("runner.profiling.model._on_fake_tensors", _on_fake_tensors):
+    """Within it, what is found on fake tensors is found in this process, without files, and once for equal models."""
+    with contextlib.ExitStack() as held:
+        held.enter_context(mock.patch("runner.profiling.model.cached_profile", lambda config, make: make(config)))
+        held.enter_context(mock.patch("runner.profiling.model.apart", _found_here))
+        held.enter_context(mock.patch("runner.memory.apply.rehearse.apart", _called_here))
         yield
 
 
-_PROFILES: dict[Any, ModelProfile] = {}
+_FOUND: dict[str, Any] = {}
 
 
-def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+def _called_here(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a child process would find out; the models of draws cannot crash this one."""
+    try:
+        return function(*given, **named)
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise ApartError(str(error)) from error
+
+
+def _found_here(function: Callable[..., Any], config: RunConfig, *given: Any, **named: Any) -> Any:
     kind = optimizer_of(config.optimizer)
     own = kind.name if kind.state_bytes is not None or kind.profiler is not None else ""
     key = repr((
-        config.model, len(targets), config.precision.name, config.trainer.freeze, config.approximate_backward, own,
-        config.parallelism.data if kind.compresses else 0, config.trainer.ema_decay is not None,
+        function.__name__, config.model, [len(each) for each in given], config.precision.name, config.trainer.freeze,
+        config.approximate_backward, own, config.parallelism.data if kind.compresses else 0, config.compression,
+        config.trainer.ema_decay is not None,
     ))  # fmt: skip
-    if key not in _PROFILES:
-        _PROFILES[key] = profiled_anew(config, inputs, targets)
-    return _PROFILES[key]
+    if key not in _FOUND:
+        _FOUND[key] = _called_here(function, config, *given, **named)
+    return _FOUND[key]

@@ -14,8 +14,6 @@ _SEED = "one"
 """The seed of the quick requests: while what other seeds find is being mended, only ``-m full`` draws by the commit."""
 
 _KNOWN = {
-    22: "avgpipe under an approximate backward holds 8 % more than is predicted",
-    33: "a moved LSTM, whose workspace stays, holds 67 % more than is predicted",
     44: "the loss scale of fp16_mixed skips the first step, for which the reference has no gradient",
     87: "states of 4 bits are rounded otherwise than in the reference from the second step on",
     88: "a moved LSTM under zb_h1 holds 9 % more than is predicted",

@@ -16,7 +16,7 @@ from runner.plan.memory.held import KEPT
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.rank_walk import HeldBytes, RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
-from runner.plan.reductions import Reduction
+from runner.plan.reductions import Reduction, compressing_bytes
 from runner.plan.stages.figures import StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
@@ -101,7 +101,7 @@ def _own_states(
     step_bytes = max(step_bytes, round(needs.at_once * sum(one.gradient_bytes for one in held)))
     step_bytes += wide_gradients(held, profile)
     states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
-    step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])
+    step_bytes = max(step_bytes, compressing_bytes(planned))
     if needs.states_over > 1:
         states, step_bytes = _over_replicas(states, needs.temporaries, needs.states_over)
     return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))

@@ -1,0 +1,86 @@
+"""What a compressor needs while it works is planned for: as its own exchange allocates it, on shapes of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from runner.config.schema import RunConfig
+from runner.engine.transport.base import Gathering, Handle, Transport
+from runner.engine.update.gradients import StageGradients
+from runner.model.live_tracker import LiveTracker
+from runner.optim.catalogue.compression import CompressionKind
+from runner.optim.catalogue.registry import COMPRESSORS
+from runner.optim.compression.rounds import GradientStep
+from runner.plan.reductions import Reduction, compressing_bytes
+from runner.profiling.compression import compression_bytes
+
+KINDS = {name: kind for name, kind in COMPRESSORS.items() if kind.compress is not None and name != "custom"}
+SHAPES = [(24, 16), (24,), (8, 3, 3, 3), (40, 8), (1,)]
+ELEMENTS = sum(map(prod, SHAPES))
+
+
+def config_of(kind: CompressionKind, *, replicas: int = 3) -> RunConfig:
+    config = RunConfig()
+    config.parallelism.data, config.compression.name = replicas, kind.name
+    examples: Mapping[str, Sequence[Any]] = kind.examples
+    for key, values in examples.items():
+        setattr(config.compression, key, values[0])
+    return config
+
+
+class Echo:
+    """A transport in which all replicas send what this one sends."""
+
+    rank = 0
+
+    def all_reduce(self, tensor: torch.Tensor, group: Sequence[int]) -> Handle:
+        return cast(Handle, SimpleNamespace(wait=lambda: None))
+
+    def start_all_gather(self, tensor: torch.Tensor, group: Sequence[int]) -> Gathering:
+        return cast(Gathering, SimpleNamespace(wait=lambda: [tensor.clone() for _ in group]))
+
+
+def counted(config: RunConfig, kind: CompressionKind) -> int:
+    """The most that an exchange of the run allocates beside gradients, residuals and what is kept."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    names = [str(number) for number in range(len(SHAPES))]
+    made = SimpleNamespace(names=names, parameters=parameters, of_step=GradientStep(1))
+    gradients = cast(StageGradients, made)
+    reducer = kind.reducer(config.compression, gradients)
+    peaks: list[int] = []
+    for _ in range(2):
+        with LiveTracker() as tracker, torch.no_grad():
+            for handle in reducer.start(gradients, cast(Transport, Echo()), range(config.parallelism.data)):
+                handle.wait()
+            reducer.settle(applied=True)
+        peaks.append(tracker.peak)
+    return max(peaks)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_compressor_needs_is_what_its_exchange_allocates(name: str) -> None:
+    config = config_of(KINDS[name])
+    waiting, peak = compression_bytes(config, SHAPES)
+    assert counted(config, KINDS[name]) <= peak * ELEMENTS + 64
+    assert peak * ELEMENTS <= 1.05 * counted(config, KINDS[name]) + 64
+    assert 0 < waiting <= peak
+
+
+def test_large_tensors_are_tried_with_fewer_rows() -> None:
+    config = config_of(KINDS["qsgd"])
+    small, large = (compression_bytes(config, [shape]) for shape in ((1 << 12, 64), (1 << 40, 64)))
+    assert small == pytest.approx(large, rel=1e-3)
+
+
+def test_stages_of_a_rank_compress_one_after_the_other() -> None:
+    several = [Reduction(0.0, temporary_bytes=100, waiting_bytes=30), Reduction(0.0, temporary_bytes=60)]
+    assert compressing_bytes(several) == 30 + 70
+    assert compressing_bytes([]) == 0

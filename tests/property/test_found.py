@@ -1,0 +1,48 @@
+"""Requests that draws have found to be wrong once, as small as they were made, with all oracles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from draws import Drawn
+from oracles import check
+
+_GROUPS = {"mlp": "class_loss", "convolutions": "class_loss", "recurrent": "class_loss", "tied": "token_loss"}
+_GROUPS |= {"shared": "token_loss", "skips": "two_losses", "buffers": "class_loss"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A request.
+
+    Args:
+        model: its kind of model.
+        words: the other words.
+        drawn: what a draw says besides its words.
+    """
+
+    model: str
+    words: str
+    drawn: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def request(self) -> Drawn:
+        given = dict(word.split("=", 1) for word in self.words.split())
+        model = {"model.target": "property_models:build", "model.kwargs.kind": self.model}
+        data = {"data.target": "property_models:samples", "data.kwargs.kind": self.model}
+        loss = {"loss.target": f"property_models:{_GROUPS[self.model]}"}
+        return Drawn({**model, **data, **loss, **given}, **self.drawn)  # type: ignore[arg-type]
+
+
+FOUND = {
+    "signs of three replicas needed 67 % more than was planned": Found(
+        "recurrent",
+        "parallelism.pipeline=2 parallelism.data=3 schedule.microbatches=6 data.batch_size=15 compression=signsgd",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_stays_mended(name: str) -> None:
+    assert check(FOUND[name].request).kind == "ran"
