@@ -93,7 +93,7 @@ class _Gather:
         self._key = transport.enter(tensor, group)
 
     def wait(self) -> list[Tensor]:
-        return self._transport.meet(self._key)
+        return [part.clone() for part in self._transport.meet(self._key)]
 
 
 class _Reduce:
@@ -103,10 +103,9 @@ class _Reduce:
 
     def wait(self) -> None:
         parts = self._transport.meet(self._key)
-        total = parts[0].clone()
+        self._tensor.copy_(parts[0])
         for part in parts[1:]:
-            total += part
-        self._tensor.copy_(total)
+            self._tensor.add_(part)
 
     def is_completed(self) -> bool:
         return False
