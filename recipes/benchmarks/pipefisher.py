@@ -24,7 +24,6 @@ from typing import Any
 from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
-from runner.profile import read_profile
 from runner.recipes.benchmarks.result import publish
 from runner.recipes.benchmarks.workload import GptSize
 
@@ -106,7 +105,7 @@ def train(overrides: Sequence[str]) -> Trained:
         command = [sys.executable, "-m", "runner", "train", *overrides, f"run_dir={run_dir}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         record = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
-        plan = make_plan(resolve(overrides), read_profile(run_dir))
+        plan = make_plan(resolve(overrides), RunPlan.load(run_dir).profile)
     return Trained(record, plan)
 
 

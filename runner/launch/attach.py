@@ -34,6 +34,7 @@ from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.run.directory import OUTPUTS
 from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
+from runner.launch.run.machines import MachineFacts, smallest_machine
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, tell_trained, write_request
 from runner.launch.run.restart import failures_before, go_on, has_begun
@@ -115,7 +116,8 @@ def _run(
     prepare_process(config)
     store = open_store(config)
     with contextlib.ExitStack() as held:
-        begin = _Beginning(config, step, command, place_is_made, held)
+        machine = smallest_machine(config, store, rank, int(os.environ["WORLD_SIZE"]), _PREPARING)
+        begin = _Beginning(config, step, command, place_is_made, held, machine)
         run_dir, resume = _agreed_place(begin, store, rank)
         return _run_in(run_dir, replace(config, resume=resume), step, store, entry=entry, signals=signals)
 
@@ -196,17 +198,24 @@ def _grace_problems(config: RunConfig) -> list[Problem]:
 class _Beginning:
     """What rank 0 does before the other ranks may start: it checks the request and makes or finds the run directory.
 
-    Rank 0 holds the directory until ``held`` is closed.
+    Rank 0 holds the directory until ``held`` is closed, and plans for the smallest ``machine`` of the run.
     """
 
     def __init__(
-        self, config: RunConfig, step: Step | None, command: str, place_is_made: bool, held: contextlib.ExitStack
+        self,
+        config: RunConfig,
+        step: Step | None,
+        command: str,
+        place_is_made: bool,
+        held: contextlib.ExitStack,
+        machine: MachineFacts,
     ) -> None:
         self.config = config
         self.step = step
         self.command = command
         self.place_is_made = place_is_made
         self.held = held
+        self.machine = machine
         if config.run_dir is None and step is not None:  # the same after a requeue
             self.config = replace(config, run_dir=str((OUTPUTS / config.name / f"job_{step.place}").absolute()))
 
@@ -217,9 +226,9 @@ class _Beginning:
         if again and config.run_dir is not None and has_begun(Path(config.run_dir)):
             self.held.enter_context(alone_in(Path(config.run_dir), self.command, incarnation))
             return go_on(config, Path(config.run_dir), command=self.command)[0]
-        plan = prepare(config, place_is_made=self.place_is_made)
+        plan = prepare(config, place_is_made=self.place_is_made, machine=self.machine)
         config = take_directory(config, self.command, self.held, incarnation)
-        plan = with_stages_before(config, plan)
+        plan = with_stages_before(config, plan, self.machine)
         tell_trained(plan)
         write_request(config, plan, Path(str(config.run_dir)), command=self.command)
         return config

@@ -35,12 +35,14 @@ class Machine:
         local_ranks: number of ranks that share this machine's memory; None: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
         cores: cores that the ranks of a local run may use; None: as many as they need.
+        memory_bytes: memory of the machine with the least; None: of this one.
     """
 
     link: Link | None
     local_ranks: int | None
     device_memory_bytes: int | None
     cores: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,13 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         link=_link(config, machine),
         host_link=_host_link(config),
         mean_samples=batches.mean_microbatch(*step),
-        limit_bytes=memory_limit_bytes(config, local_ranks=local_ranks, device_bytes=machine.device_memory_bytes),
-        host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks),
+        limit_bytes=memory_limit_bytes(
+            config,
+            local_ranks=local_ranks,
+            device_bytes=machine.device_memory_bytes,
+            machine_bytes=machine.memory_bytes,
+        ),
+        host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks, machine_bytes=machine.memory_bytes),
         needs=_memory_needs(config, profile, machine, schedule, prediction),
         prediction=prediction,
         shared=shared_cores(config, machine.cores, accelerated=on_accelerator(config, machine.device_memory_bytes)),

@@ -63,6 +63,7 @@ def make_plan(
     local_ranks: int | None = None,
     device_memory_bytes: int | None = None,
     cores: int | None = None,
+    memory_bytes: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
     rehearse: Rehearse | None = None,
     suggest: bool = False,
@@ -78,6 +79,7 @@ def make_plan(
         local_ranks: number of ranks that share this machine's memory; default: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
         cores: cores of this machine that the ranks of a local run may use; default: as many as they need.
+        memory_bytes: memory of the machine with the least; default: of this one.
         profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
         rehearse: runs programs that decide in the run what they keep, on tensors without memory; without it and without
             a profile that knows them, what they take is a bound.
@@ -90,7 +92,7 @@ def make_plan(
         RequestError: the request has problems; the error contains all that :func:`plan_problems` finds.
     """
     with _collector_paused():
-        machine = Machine(link, local_ranks, device_memory_bytes, cores)
+        machine = Machine(link, local_ranks, device_memory_bytes, cores, memory_bytes)
         return _make(config, profile, machine, schedule, stage_seconds, profile_of, rehearse, suggest=suggest)
 
 

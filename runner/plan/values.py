@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from runner.errors import Problem
+from runner.files import write_atomically
 from runner.memory.solve.residency import RankTurns, Traffic
 from runner.memory.solve.static_arena import ArenaFigures
 from runner.memory.solve.values import ActivationPlan
@@ -22,8 +24,11 @@ from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.render.document import filling_document
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
+from runner.stored import read_value, value_text
 
-__all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
+__all__ = ["PLAN_FILE", "Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
+
+PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +221,23 @@ class RunPlan:
     weights: WeightPlan = WeightPlan()
     turns: tuple[RankTurns, ...] = ()
     arenas: tuple[ArenaFigures, ...] = ()
+
+    def save(self, run_dir: Path) -> None:
+        """Write the plan into a run's directory, for its ranks and for whoever continues or reads the run."""
+        write_atomically(run_dir / PLAN_FILE, value_text(self))
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunPlan:
+        """The plan of a run, as its command made it.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is damaged, or its version of the runner stored plans otherwise.
+        """
+        found = read_value((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        if not isinstance(found, cls):
+            raise ValueError(f"{run_dir / PLAN_FILE} holds no plan")
+        return found
 
     @property
     def host_weight_bytes(self) -> Traffic:

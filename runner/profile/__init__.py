@@ -6,7 +6,7 @@ the layers, from measured times. Plans and memory policies only read it.
 
 from __future__ import annotations
 
-from runner.profile.files import PROFILE_FILE, profile_from_json, read_profile
+from runner.profile.files import PROFILE_FILE, profile_from_json
 from runner.profile.layer import (
     BoundaryTensor,
     FillProfile,
@@ -51,5 +51,4 @@ __all__ = [
     "SharedWeight",
     "SplitBackward",
     "profile_from_json",
-    "read_profile",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from runner.profile.layer import (
@@ -19,7 +18,7 @@ from runner.profile.layer import (
 )
 from runner.profile.model import ChangedState, MemoryTrace, ModelProfile, OddWeight, Rehearsal, SharedWeight
 
-__all__ = ["PROFILE_FILE", "profile_from_json", "read_profile"]
+__all__ = ["PROFILE_FILE", "profile_from_json"]
 
 PROFILE_FILE = "profile.json"
 
@@ -92,8 +91,3 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
 
 def _pairs(document: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
     return tuple((first, second) for first, second in document)
-
-
-def read_profile(run_dir: Path) -> ModelProfile:
-    """The profile from which a run's plan was made. Raises FileNotFoundError."""
-    return profile_from_json((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))

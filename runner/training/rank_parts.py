@@ -30,7 +30,7 @@ from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
-from runner.profile import ModelProfile, read_profile
+from runner.profile import ModelProfile
 from runner.profiling.try_loss import tried_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
@@ -41,7 +41,6 @@ from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
 from runner.training.first_batches import metric_problems
 from runner.training.lightning_module import trainable, validates
-from runner.training.run_plan import planned
 from runner.training.scaling import loss_scaling
 
 __all__ = ["EvaluationParts", "RankParts", "load_evaluation_parts", "load_parts"]
@@ -79,7 +78,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     """Make what this rank trains; all ranks must call it.
 
     Args:
-        run_dir: holds the layer profile.
+        run_dir: holds the plan.
         validate: whether validation data is used, if there is any.
 
     Raises:
@@ -87,9 +86,9 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
         RunFailedError: the model is not the one that was planned.
     """
     import_users_code(config)
-    plan = planned(config, run_dir)
+    plan = RunPlan.load(run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan, sizes_vary=read_profile(run_dir).sizes_vary)
+    strategy = _strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
     model = _model(config, plan, filled=config.resume is None)
@@ -98,7 +97,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     validate = validate and (model.module is None or validates(model.module, model.step))
     raise_problems(metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
-    return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders, tried_of(config, model))
+    return RankParts(config, plan.profile, plan, strategy, module, loaders, tried_of(config, model))
 
 
 def load_evaluation_parts(
@@ -107,7 +106,7 @@ def load_evaluation_parts(
     """Make what this rank evaluates; all ranks must call it.
 
     Args:
-        run_dir: holds the layer profile.
+        run_dir: holds the plan.
         sets: see :class:`runner.training.evaluation_request.EvaluationRequest`.
         outputs: whether outputs are wanted, of one set, instead of the loss and metrics.
 
@@ -116,9 +115,9 @@ def load_evaluation_parts(
         RunFailedError: the model is not the one that was planned.
     """
     import_users_code(config)
-    plan = planned(config, run_dir)
+    plan = RunPlan.load(run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan, sizes_vary=read_profile(run_dir).sizes_vary)
+    strategy = _strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
     ends = any(_ends(plan, rank))
     datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
     lengths = _lengths_of_sets(config, plan, rank, datasets, sets)

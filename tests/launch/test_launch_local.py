@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launch_helpers import OVERRIDES, Started, command, wait_for
 
-from runner.profile import read_profile
+from runner.plan.values import RunPlan
 from runner.record import RunRecord
 
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "partition=uniform", "run_dir=run", "device=cpu")
@@ -35,7 +35,7 @@ def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
     assert "hello from rank 1" not in out
     assert "predicted | measured" in out
     assert RunRecord.load(tmp_path / "run").status == "ok"
-    assert len(read_profile(tmp_path / "run").layers) == 8
+    assert len(RunPlan.load(tmp_path / "run").profile.layers) == 8
 
 
 def test_an_exception_in_one_rank_names_it_its_stage_and_the_reason(tmp_path: Path) -> None:

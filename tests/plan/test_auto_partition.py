@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from plan_profiles import layer, loss_layer, model
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import HardwareConfig, RunConfig
-from runner.plan.cut.chosen import PARTITION_FILE, partition_to_json, with_chosen_partition, with_partition
+from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.time.estimate import with_estimated_seconds
 from runner.plan.values import RunPlan, StageSeconds
@@ -105,18 +103,6 @@ def test_measured_stages_are_those_that_were_chosen() -> None:
     plan = make_plan(request(), BY_TIME, stage_seconds=seconds)
     assert plan.partition == planned(BY_TIME).partition
     assert plan.time.step_seconds == pytest.approx((8 + 1) * 3)
-
-
-def test_ranks_take_the_stages_that_were_written(tmp_path: Path) -> None:
-    """Also where their machine has less memory, or the clock said something else."""
-    config = request()
-    (tmp_path / PARTITION_FILE).write_text(partition_to_json(((0, 1), (2, 7))), encoding="utf-8")
-    found = make_plan(with_chosen_partition(config, tmp_path), BY_TIME)
-    assert found.partition == ((0, 1), (2, 7))
-    assert config.partition.name == "auto"
-    named = request(partition__name="uniform")
-    assert with_chosen_partition(named, tmp_path) is named
-    assert json.loads((tmp_path / PARTITION_FILE).read_text(encoding="utf-8")) == [[0, 1], [2, 7]]
 
 
 def test_one_stage_has_no_boundaries() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from plan_profiles import layer, model
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan.make import make_plan
-from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json, read_chosen
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
-from runner.schedule import build
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.values import Op
@@ -82,30 +79,6 @@ def test_where_every_schedule_is_refused_the_reason_is_told() -> None:
         planned("auto", layers=[layer()] * 3)
 
 
-@pytest.mark.parametrize("layers", [UNEVEN, [layer()] * 8], ids=["an order of its own", "a published one"])
-def test_ranks_are_told_what_was_chosen(tmp_path: Path, layers: list[Any]) -> None:
-    config, profile = request("auto"), model(layers)
-    plan = make_plan(config, profile)
-    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(plan.schedule))
-    chosen = read_chosen(tmp_path, config)
-    assert chosen == plan.schedule
-    assert make_plan(config, profile, schedule=chosen).time == plan.time
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [("bpipe", {}), ("pipefb", {}), ("chimera", {"variant": "doubling", "pipes": 4}), ("zb_v", {"chunks": 2})],
-)
-def test_every_field_of_what_was_chosen_is_kept(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
-    schedule = build(name, ranks=4, microbatches=8, **keys)
-    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(schedule))
-    assert read_chosen(tmp_path, request("auto")) == schedule
-
-
-def test_a_request_that_names_its_schedule_needs_no_file(tmp_path: Path) -> None:
-    assert read_chosen(tmp_path, request("1f1b")) is None
-
-
 def test_one_rank_accumulates() -> None:
     config = request("auto")
     config.parallelism.pipeline = 1
@@ -127,14 +100,6 @@ def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> Non
     assert allowed.advice[0].startswith(f"schedule=auto takes {allowed.schedule.name}, which is asynchronous: ")
     assert " late; synchronous: schedule=auto takes " in allowed.advice[0]
     assert not allowed.schedule.reads_newest  # ampnet is as short, but mixes two versions in a gradient
-
-
-def test_an_asynchronous_choice_is_read_again(tmp_path: Path) -> None:
-    config = request("auto")
-    config.schedule.asynchronous = "allowed"
-    schedule = make_plan(config, model(EVEN)).schedule
-    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(schedule), encoding="utf-8")
-    assert read_chosen(tmp_path, config) == schedule
 
 
 def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from covering import covering
 from plan_profiles import layer, loss_layer, model
 
 from runner.config.schema import RunConfig
-from runner.plan.cut.chosen import PARTITION_FILE, partition_to_json, with_chosen_partition
 from runner.plan.cut.partition import uniform
 from runner.plan.make import make_plan
 from runner.plan.memory.needs import MemoryNeeds
@@ -108,10 +105,3 @@ def test_the_bound_of_a_rank_is_a_little_above_what_the_walk_finds(schedule: str
     walked = predict_memory(lower(order), profile, stage_figures(profile, layers), MemoryNeeds(8))
     bound = RankMemory(stages, order, 10**9).highest(layers)
     assert max(walked.peak_bytes) * 0.99 <= bound <= max(walked.peak_bytes) * 1.25
-
-
-def test_ranks_take_the_stages_that_a_named_policy_has_chosen(tmp_path: Path) -> None:
-    config = RunConfig(memory_limit="1GB")
-    config.partition = replace(config.partition, name="profile")
-    (tmp_path / PARTITION_FILE).write_text(partition_to_json(((0, 1), (2, 7))), encoding="utf-8")
-    assert with_chosen_partition(config, tmp_path).partition.boundaries == [2]

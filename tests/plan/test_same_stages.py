@@ -12,16 +12,14 @@ from test_make import PIPELINE, planned, request
 from test_pipefisher_plan import ASKED, fills
 
 from runner.launch.run.same_stages import with_stages_before
-from runner.plan.cut.chosen import PARTITION_FILE, partition_to_json
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
-from runner.profile import PROFILE_FILE, ModelProfile
+from runner.profile import ModelProfile
 
 
 def _before(directory: Path, plan: RunPlan) -> str:
     """A run that had this plan; the path of its checkpoint."""
-    (directory / PARTITION_FILE).write_text(partition_to_json(plan.partition), encoding="utf-8")
-    (directory / PROFILE_FILE).write_text(plan.profile.to_json(), encoding="utf-8")
+    plan.save(directory)
     return str(directory / "checkpoints" / "step-3.ckpt")
 
 

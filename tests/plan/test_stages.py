@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
 from runner.plan.stages.figures import LayerRanges, stage_figures
 from runner.plan.stages.scale import for_samples
-from runner.profile import PROFILE_FILE, LayerProfile, read_profile
+from runner.profile import LayerProfile, profile_from_json
 
 _BYTES = st.integers(0, 50)
 
@@ -96,7 +94,6 @@ def test_a_profile_scales_with_its_samples_but_for_the_weights() -> None:
     assert for_samples(profile, 2) is profile
 
 
-def test_a_written_profile_is_read_back_exactly(tmp_path: Path) -> None:
+def test_a_written_profile_is_read_back_exactly() -> None:
     profile = model([layer(forward_seconds=0.1 + 0.2)] * 2, tokens_per_sample=3)
-    (tmp_path / PROFILE_FILE).write_text(profile.to_json(), encoding="utf-8")
-    assert read_profile(tmp_path) == profile
+    assert profile_from_json(profile.to_json()) == profile

@@ -15,6 +15,7 @@ def measured_plan(
     *,
     device_memory_bytes: int | None = None,
     cores: int | None = None,
+    memory_bytes: int | None = None,
     suggest: bool = False,
 ) -> RunPlan:
     """Profile a request's model, plan it, and rehearse what decides in the run.
@@ -22,7 +23,7 @@ def measured_plan(
     Args:
         config: the request, which keeps the rules of its sections.
         profile: the model's profile if it is known already.
-        device_memory_bytes, cores, suggest: see :func:`runner.plan.make.make_plan`.
+        device_memory_bytes, cores, memory_bytes, suggest: see :func:`runner.plan.make.make_plan`.
 
     Raises:
         RequestError: the model cannot be profiled, or the request has problems.
@@ -36,6 +37,7 @@ def measured_plan(
         profile_model(config) if profile is None else profile,
         device_memory_bytes=device_memory_bytes,
         cores=cores,
+        memory_bytes=memory_bytes,
         profile_of=profile_model,
         rehearse=rehearse,
         suggest=suggest,

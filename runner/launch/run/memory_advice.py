@@ -25,10 +25,10 @@ _ADVICE = "advice"
 
 def advise(config: RunConfig, run_dir: Path) -> None:
     """Say in the log, and in the record's ``advice``, which overrides need less memory."""
-    from runner.training.run_plan import planned
+    from runner.plan.values import RunPlan as Stored
 
     try:
-        advice = smaller(config, planned(config, run_dir))
+        advice = smaller(config, Stored.load(run_dir))
     except (MemoryError, RuntimeError, OSError) as error:  # the memory that is left may be too little to make a plan
         logger.error("what needs less could not be planned: %s", error)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,9 @@ from runner.launch.failure import error_file
 from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
+from runner.launch.run.machines import MachineFacts, this_machine
 from runner.launch.run.resume import absent_checkpoint, continue_record
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
-from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.profile import PROFILE_FILE
 from runner.record import RECORD_FILE, STEPS_FILE, RunRecord, environment, step_seconds, write_atomically
 
@@ -45,7 +46,7 @@ CONFIG_FILE = "config.yaml"
 _PREDICTED = ("seconds_source", "parameters", "trained_parameters")  # of the plan's document, in a record's extras
 
 
-def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
+def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineFacts | None = None) -> RunPlan:
     """Return the plan of a request that may start; nothing is written to the run directory.
 
     Operators of DeepSpeed are compiled here, once per machine, and not by the ranks in the middle of the run.
@@ -53,6 +54,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     Args:
         config: the resolved request.
         place_is_made: whether the run directory has already been made, as a sweep does.
+        machine: the smallest machine of the run; None: this one.
 
     Raises:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
@@ -60,9 +62,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     """
     from runner.launch.run.measured_plan import measured_plan
     from runner.model.compiled import compile_problems
-    from runner.model.device import device_memory_bytes, device_type
+    from runner.model.device import device_type
     from runner.model.pretrained.check import pretrained_problems
-    from runner.plan.cores import num_cores
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
 
@@ -75,7 +76,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     raise_problems(pretrained_problems(config))
     _check_epochs(config)
     first = first_batches(config)
-    plan = measured_plan(config, device_memory_bytes=device_memory_bytes(config), cores=num_cores())
+    plan = measured_plan(config, **asdict(machine or this_machine(config)))
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
@@ -235,23 +236,18 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
     """Write what the ranks read, and return the path of the configuration file.
 
-    The files are the configuration, the layer profile, the first record and, if the plan chose them, the schedule and
-    the partition. Ranks make their own plan from these, so that neither measured times nor a machine with less memory
-    can make the ranks disagree. An existing record (of a resumed run or a job of a sweep) is cut back to the step from
-    which the run continues.
+    The files are the configuration, the plan, the first record and, for people and recipes, the layer profile. Ranks
+    plan nothing, so that neither measured times nor a machine with less memory can make them disagree. An existing
+    record (of a resumed run or a job of a sweep) is cut back to the step from which the run continues.
     """
-    from runner.plan.cut.chosen import FIXED, PARTITION_FILE, partition_to_json
-    from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
+    from runner.plan.values import PLAN_FILE
 
     (run_dir / "logs").mkdir(exist_ok=True)
     ranks = range(plan.topology.world_size)
     remove_unfinished(run_dir / "logs", [error_file(run_dir, rank).name for rank in ranks])
-    remove_unfinished(run_dir, [PROFILE_FILE, CHOSEN_FILE, PARTITION_FILE, CONFIG_FILE, RECORD_FILE, STEPS_FILE])
+    remove_unfinished(run_dir, [PROFILE_FILE, PLAN_FILE, CONFIG_FILE, RECORD_FILE, STEPS_FILE])
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
-    if is_chosen_by_plan(config):
-        write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
-    if config.partition.name not in FIXED:
-        write_atomically(run_dir / PARTITION_FILE, partition_to_json(plan.partition))
+    plan.save(run_dir)
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)
 

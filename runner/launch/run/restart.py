@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from runner.config.schema import RunConfig
 from runner.launch.run.prepare import write_request
 from runner.launch.run.resume import AUTO, with_checkpoint
-from runner.profile import PROFILE_FILE
 from runner.record import RECORD_FILE, RunRecord
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ FAILURES = "failures"
 
 def has_begun(run_dir: Path) -> bool:
     """Whether a run was planned in the directory, so that it can continue with the same plan."""
-    return (run_dir / RECORD_FILE).exists() and (run_dir / PROFILE_FILE).exists()
+    from runner.plan.values import PLAN_FILE
+
+    return (run_dir / RECORD_FILE).exists() and (run_dir / PLAN_FILE).exists()
 
 
 def failures_before(record: RunRecord) -> int:
@@ -56,11 +57,11 @@ def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig,
     Returns:
         the request as it starts now, and its plan.
     """
-    from runner.training.run_plan import planned
+    from runner.plan.values import RunPlan as Stored
 
     had_failed = RunRecord.load(run_dir).status == "failed"
     config = from_newest(replace(config, run_dir=str(run_dir)))
-    plan = planned(config, run_dir)
+    plan = Stored.load(run_dir)
     write_request(config, plan, run_dir, command=command)
     record = RunRecord.load(run_dir)
     counts = {RESTARTS: record.extras.get(RESTARTS, 0) + 1, FAILURES: failures_before(record) + int(had_failed)}

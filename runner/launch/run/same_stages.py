@@ -8,10 +8,12 @@ the steps at which K-FAC's inverses are replaced in bubbles, do not.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
+from runner.launch.run.machines import MachineFacts, this_machine
 
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
@@ -21,7 +23,7 @@ __all__ = ["with_stages_before"]
 logger = logging.getLogger(__name__)
 
 
-def with_stages_before(config: RunConfig, plan: RunPlan) -> RunPlan:
+def with_stages_before(config: RunConfig, plan: RunPlan, machine: MachineFacts | None = None) -> RunPlan:
     """The plan with the stages, and the order of work, of the run whose checkpoint ``config.resume`` is.
 
     It is ``plan`` itself if the request begins anew or says its stages, if it leaves the schedule to the plan, if the
@@ -30,29 +32,28 @@ def with_stages_before(config: RunConfig, plan: RunPlan) -> RunPlan:
     Args:
         config: the request; its ``resume`` is a checkpoint's path or None.
         plan: the plan of the request alone.
+        machine: the smallest machine of the run; None: this one.
     """
     if config.resume is None:
         return plan
-    from runner.model.device import device_memory_bytes
-    from runner.plan.cores import num_cores
-    from runner.plan.cut.chosen import FIXED, read_partition, with_partition
+    from runner.plan.cut.chosen import FIXED, with_partition
     from runner.plan.make import make_plan
     from runner.plan.requested_schedule import follows_profile, is_chosen_by_plan
-    from runner.profile import read_profile
+    from runner.plan.values import RunPlan as Stored
 
     if config.partition.name in FIXED or is_chosen_by_plan(config):
         return plan
     before = Path(config.resume).parent.parent
     try:
-        partition = read_partition(before)
-        profile = read_profile(before) if follows_profile(config) else plan.profile
-    except (OSError, ValueError, TypeError, KeyError):
+        stored = Stored.load(before)
+    except (OSError, ValueError):
         return plan
+    partition = stored.partition
+    profile = stored.profile if follows_profile(config) else plan.profile
     sizes = [(len(stages), stages[-1][-1]) for stages in (partition, plan.partition)]
     if sizes[0] != sizes[1] or (partition == plan.partition and profile == plan.profile):
         return plan
-    device, kept = device_memory_bytes(config), with_partition(config, partition)
-    again = make_plan(kept, profile, device_memory_bytes=device, cores=num_cores())
+    again = make_plan(with_partition(config, partition), profile, **asdict(machine or this_machine(config)))
     if not again.fits:
         logger.warning("the stages of %s would not fit here: an asynchronous schedule gives other losses", before)
         return plan

@@ -21,13 +21,16 @@ __all__ = [
 ]
 
 
-def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int | None = None) -> int:
+def memory_limit_bytes(
+    config: RunConfig, *, local_ranks: int, device_bytes: int | None = None, machine_bytes: int | None = None
+) -> int:
     """The number of bytes that one rank may use: the requested limit, or else the memory of the device.
 
     Args:
         config: the request; ``memory_limit`` comes first, then ``hardware.memory_bytes``.
         local_ranks: number of ranks that share this machine's memory.
         device_bytes: memory of this machine's accelerator; None if the run does not use one.
+        machine_bytes: memory of the machine with the least; None: of this one.
 
     Raises:
         RequestError: the run is for a GPU whose memory is not known.
@@ -46,14 +49,14 @@ def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int
         why = "The memory of the device is not known, because this machine has no GPU that could be asked"
         fix = "hardware=a100_80gb or memory_limit=80GB"
         raise RequestError([Problem("memory_limit", None, "must be given with device=cuda", why, fix)])
-    return machine_memory_bytes() // local_ranks
+    return (machine_bytes or machine_memory_bytes()) // local_ranks
 
 
-def host_memory_bytes(config: RunConfig, *, local_ranks: int) -> int | None:
+def host_memory_bytes(config: RunConfig, *, local_ranks: int, machine_bytes: int | None = None) -> int | None:
     """The bytes of the host's memory to which one rank may offload; None if the machine's memory is not known."""
     if config.hardware.host_memory_bytes is not None:
         return int(config.hardware.host_memory_bytes) // local_ranks
-    return machine_memory_bytes() // local_ranks if config.hardware.name == "auto" else None
+    return (machine_bytes or machine_memory_bytes()) // local_ranks if config.hardware.name == "auto" else None
 
 
 def ranks_of_a_node(config: RunConfig) -> int:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
-from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED, SPECS
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.values import Schedule
 
-__all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
-
-CHOSEN_FILE = "schedule.json"
+__all__ = ["choose"]
 
 _SHORTER = 0.999  # factor by which a step must be shorter for it to matter: seconds are measured
 
@@ -117,26 +111,3 @@ def _name(rated: Rated) -> str:
         joined = " and forwards of two micro-batches" if schedule.joined > 1 else ""
         return f"{name} with {len(schedule.placement)} pipelines{joined}"
     return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
-
-
-def chosen_to_json(schedule: Schedule) -> str:
-    """The schedule's fields as JSON, with actions as lists, so that the ranks of a run need not search again."""
-    return json.dumps(asdict(schedule))
-
-
-def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
-    """Read the schedule that this run's plan chose (:func:`chosen_to_json`); None if the request names a schedule."""
-    if not is_chosen_by_plan(config):
-        return None
-    fields = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
-    actions = tuple(tuple(map(_action, row)) for row in fields.pop("actions"))
-    return Schedule(**{name: _tuples(value) for name, value in fields.items()}, actions=actions)
-
-
-def _action(fields: list[Any]) -> Action:
-    op, stage, microbatch, *others = fields
-    return Action(Op(op), stage, microbatch, *others)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
-from runner.profile import read_profile
+from runner.plan.values import RunPlan
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.run import run_rank
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
@@ -28,7 +28,7 @@ def run_recording_rank(config: RunConfig, run_dir: Path) -> bool:
     Returns:
         whether a signal stopped the run before its last step.
     """
-    steps = recorded_steps(config, read_profile(run_dir))
+    steps = recorded_steps(config, RunPlan.load(run_dir).profile)
     return run_rank(config, run_dir, watchers=[_Recorder(run_dir, steps)], validate=False)
 
 

@@ -38,7 +38,7 @@ from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.plan.averaging import averaging_of
 from runner.plan.layout.batches import replica_slice
-from runner.profile import read_profile
+from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
 from runner.training.data.loading import make_loader
 from runner.training.lightning_module import own_optimizer
@@ -74,7 +74,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config, optimizer)
-    recorded = recorded_steps(config, read_profile(run_dir))
+    recorded = recorded_steps(config, RunPlan.load(run_dir).profile)
     fills = ReferenceFills(config, run_dir, optimizer, model, find_ties(loaded.layers))
     versions: ReferenceVersions | ReferencePipelines = ReferenceVersions(config, run_dir, model, optimizer)
     pipelines = 1

@@ -17,8 +17,8 @@ from runner.engine.works.watch import LayerWatch, watch_of
 from runner.engine.works.work import Filler
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
+from runner.plan.values import RunPlan
 from runner.schedule.values import Op, Schedule
-from runner.training.run_plan import planned
 
 __all__ = ["ReferenceFills"]
 
@@ -43,7 +43,7 @@ class ReferenceFills:
         self._window = 0
         if self._watch is None:
             return
-        plan = planned(config, run_dir)
+        plan = RunPlan.load(run_dir)
         if plan.schedule.filling is not None:
             self._schedule = plan.schedule
             self._filler = self._watch.filler({0: model}, ties, plan.partition)

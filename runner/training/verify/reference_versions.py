@@ -18,9 +18,9 @@ from runner.optim.forecast import Forecast
 from runner.optim.learning_rate import scaled_rates
 from runner.plan.prediction import Prediction, predicts
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
+from runner.plan.values import RunPlan
 from runner.schedule.gaps import StageGaps
 from runner.schedule.values import Op, Schedule
-from runner.training.run_plan import planned
 
 __all__ = ["ReferenceVersions"]
 
@@ -53,10 +53,10 @@ class ReferenceVersions:
         self._warmup, self._rescheduling = config.schedule.warmup_steps or 0, config.schedule.lr_rescheduling
         if is_chosen_by_plan(config) and config.schedule.asynchronous != "allowed":
             return
-        order = planned(config, run_dir).schedule if is_chosen_by_plan(config) else executed_schedule(config)
+        order = RunPlan.load(run_dir).schedule if is_chosen_by_plan(config) else executed_schedule(config)
         if not order.is_asynchronous and not predicts(config, order.name):
             return
-        plan = planned(config, run_dir)
+        plan = RunPlan.load(run_dir)
         self._schedule, self._prediction = plan.schedule, plan.prediction
         if plan.prediction is not None:
             self._forecast = Forecast(plan.prediction.kind, optimizer, self._rates.get)
