@@ -6,7 +6,9 @@ from collections import defaultdict
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 
+from runner.model.dense_parts import SPARSE_LAYOUTS
 from runner.model.layers import LayerSource
 from runner.model.odd_tensors import changing_memory
 from runner.profile import OddWeight
@@ -30,7 +32,11 @@ class OddTensors:
         self._names: dict[int, str] = {}
 
     def see(self, source: LayerSource, module: nn.Module) -> None:
-        """Note a layer as its function makes it."""
+        """Note a layer as its function makes it.
+
+        Raises:
+            RuntimeError: a buffer is sparse and fake, so that its bytes are not known; on real tensors they are.
+        """
         for name, parameter in module.named_parameters():
             plain = parameter.dtype is torch.float32 and parameter.numel()
             if not plain and id(parameter) not in self._seen:
@@ -39,6 +45,8 @@ class OddTensors:
                 full = source.full_name(name)
                 self.weights.append(OddWeight(full, dtype, parameter.numel(), parameter.requires_grad))
         for name, buffer in module.named_buffers():
+            if buffer.layout in SPARSE_LAYOUTS and detect_fake_mode(buffer) is not None:
+                raise RuntimeError(f"{source.full_name(name)} is sparse: how many elements it has is not known")
             (memory,) = changing_memory([buffer])
             self._users[memory].add(source.index)
             self._names.setdefault(memory, source.full_name(name))

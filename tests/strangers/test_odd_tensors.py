@@ -144,6 +144,8 @@ def test_sparse_and_overlapping_buffers_are_counted_by_their_memory() -> None:
     assert expanded == linear + 4
     held = odd_layers.model(["sparse buffer"])[1].get_buffer("held")
     assert sparse == linear + held._nnz() * (2 * 8 + 4)
+    of_a_command = profile_model(resolve(words_of(["sparse buffer"])))  # a fake tensor would have no elements
+    assert of_a_command.layers[1].weight_bytes == sparse
 
 
 def test_a_plan_of_a_stranger_s_model_refuses_what_the_run_would() -> None:
