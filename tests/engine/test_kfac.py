@@ -97,8 +97,7 @@ def test_an_inverse_lies_in_memory_as_one_from_a_checkpoint() -> None:
 
 
 def test_tied_layers_have_plain_gradient_descent_in_every_cut() -> None:
-    one = train_kfac(make_tied, token_loss, token_batches(8), "gpipe", 1)
-    three = train_kfac(make_tied, token_loss, token_batches(8), "1f1b", 3)
+    one, three = (train_kfac(make_tied, token_loss, token_batches(8), "gpipe", pipeline) for pipeline in (1, 3))
     torch.testing.assert_close(one[0], three[0], rtol=1e-5, atol=0)
     for key, value in three[1].items():
         torch.testing.assert_close(one[1][key], value, rtol=1e-4, atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from layouts import make_engine, part_of
@@ -27,15 +26,15 @@ WIDTH = 12
 
 def make_model(layers: int = 12) -> nn.Sequential:
     torch.manual_seed(5)
-    block = [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.0), nn.Linear(4 * WIDTH, WIDTH)]
-    made = [nn.Sequential(*(type(one)(*_arguments(one)) for one in block)) for _ in range(layers)]
-    return nn.Sequential(*made)
-
-
-def _arguments(layer: nn.Module) -> tuple[int | float, ...]:
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    return {nn.LayerNorm: (WIDTH,), nn.Dropout: (0.0,)}.get(type(layer), ())
+    wide = 4 * WIDTH
+    return nn.Sequential(
+        *(
+            nn.Sequential(
+                nn.LayerNorm(WIDTH), nn.Linear(WIDTH, wide), nn.GELU(), nn.Dropout(0.0), nn.Linear(wide, WIDTH)
+            )
+            for _ in range(layers)
+        )
+    )
 
 
 def make_batches(samples: int, steps: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -54,14 +53,10 @@ def test_what_is_sent_is_what_the_plan_counts() -> None:
         models = [make_model() for _ in range(ranks)]
 
         def run(transport: ThreadTransport, order: Schedule = order, models: list[nn.Sequential] = models) -> int:
-            layout: dict[str, Any] = {
-                "schedule": order,
-                "pipeline": ranks,
-                "data": 1,
-                "count": count,
-                "optimizer": adamw,
-            }
-            engine = make_engine(models[transport.rank], functional.mse_loss, transport, **layout)
+            engine = make_engine(
+                models[transport.rank], functional.mse_loss, transport, schedule=order, pipeline=ranks, data=1,
+                count=count, optimizer=adamw,
+            )  # fmt: skip
             engine.submit(part_of(batch, transport, ranks, 1, order))
             engine.drain()
             return engine.bytes_sent["activation"]

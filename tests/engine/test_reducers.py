@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from halved_sums import KIND, HalvedSums, by_function
 from layouts import make_engine, part_of
+from narrow import present
 from torch import Tensor, nn
 
 from runner.config.schema import CompressionConfig
@@ -24,7 +24,6 @@ from runner.strategy.reducers import load_reducer_states, own_reducer_states
 
 RATE = 2.0**-3
 STEPS = 5
-NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Make = Callable[[StageGradients], Any]
 
 
@@ -165,78 +164,22 @@ def test_local_gradients_are_summed_where_they_may() -> None:
     assert run_ranks(2, run) == [[3.0] * 3] * 2
 
 
-def test_a_step_that_is_not_finite_leaves_no_trace_in_what_is_kept() -> None:
-    batches = make_batches()
-    spoilt = list(batches)
-    broken = batches[2][0].clone()
-    broken[3, 0] = math.nan  # a sample of the second replica
-    spoilt.insert(2, (broken, batches[2][1]))
-    expected = by_hand(batches)
-    for weights, _ in train(of_kind(), spoilt):
-        assert_same(weights, expected)
-
-
-def resumed(saved: list[Any], at: int, replicas: int, weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Weights after the batches from ``at`` on, of new engines that were given what was saved, in another order."""
-    models = [make_model() for _ in range(replicas)]
-    for model in models:
-        model.load_state_dict(weights)
+def test_another_number_of_replicas_takes_the_mean_of_what_is_kept() -> None:
+    model = make_model()
+    saved = [
+        {"replica": replica, "states": {name: {"left": torch.full_like(p, replica + 1.0)} for name, p in parts.items()}}
+        for replica, parts in enumerate([dict(model.named_parameters())] * 2)
+    ]
 
     def run(transport: ThreadTransport) -> dict[str, Tensor]:
-        engine = make_rank(models[transport.rank], transport, of_kind(), data=replicas)
-        load_reducer_states(engine, transport.rank, replicas, reversed(saved))
-        for batch in make_batches()[at:]:
-            engine.submit(part_of(batch, transport, 1, replicas))
-        engine.drain()
-        return weights_of(engine)
-
-    return run_ranks(replicas, run)
-
-
-def saved_at(at: int) -> tuple[list[Any], dict[str, Tensor]]:
-    """What two replicas save after so many steps, and their weights."""
-    models = [make_model() for _ in range(2)]
-
-    def run(transport: ThreadTransport) -> tuple[Any, dict[str, Tensor]]:
-        engine = make_rank(models[transport.rank], transport, of_kind())
-        for batch in make_batches()[:at]:
-            engine.submit(part_of(batch, transport, 1, 2))
-        engine.drain()
-        kept = own_reducer_states(engine, transport.rank)
-        for batch in make_batches()[at:]:  # what was saved is a copy: it does not change any more
-            engine.submit(part_of(batch, transport, 1, 2))
-        engine.drain()
-        return kept, {}
-
-    kept = [part for part, _ in run_ranks(2, run)]
-    return kept, by_hand(make_batches()[:at])
-
-
-def test_what_is_kept_goes_on_from_a_checkpoint() -> None:
-    saved, weights = saved_at(3)
-    assert [part["replica"] for part in saved] == [0, 1]
-    assert sorted(saved[0]["states"]) == sorted(NAMES)
-    expected = by_hand(make_batches())
-    for found in resumed(saved, 3, 2, weights):
-        assert_same(found, expected)
-    without = resumed([], 3, 2, weights)[0]
-    assert not torch.equal(without["0.weight"], expected["0.weight"])  # it was worth saving
-
-
-def test_another_number_of_replicas_takes_the_mean() -> None:
-    saved, _ = saved_at(3)
-    mean = {name: (saved[0]["states"][name]["left"] + saved[1]["states"][name]["left"]) / 2 for name in NAMES}
-
-    def run(transport: ThreadTransport) -> dict[str, Tensor]:
-        engine = make_rank(copy.deepcopy(model), transport, of_kind(), data=1)
+        engine = make_rank(model, transport, of_kind(), data=1)
         load_reducer_states(engine, 0, 1, saved)
         return {name: entry["left"].clone() for name, entry in engine.gradients[0].reducer.state_dict().items()}
 
-    model = make_model()
-    assert_same(run_ranks(1, run)[0], mean)
+    assert_same(run_ranks(1, run)[0], {name: torch.full_like(p, 1.5) for name, p in model.named_parameters()})
 
 
-def test_a_stage_has_a_reducer_of_its_own() -> None:
+def test_a_stage_has_a_reducer_of_its_own_whose_saved_state_is_a_copy() -> None:
     models = [make_model() for _ in range(4)]
 
     def run(transport: ThreadTransport) -> tuple[list[str], bool]:
@@ -245,11 +188,15 @@ def test_a_stage_has_a_reducer_of_its_own() -> None:
             models[transport.rank], half_square, transport, optimizer=lambda p: torch.optim.SGD(p, lr=RATE), **layout
         )
         engine.reduce_by(of_kind())
-        for batch in make_batches():
+        first, *others = make_batches()
+        engine.submit(part_of(first, transport, 2, 2))
+        engine.drain()
+        kept = present(own_reducer_states(engine, transport.rank % 2))
+        before = {name: entry["left"].clone() for name, entry in kept["states"].items()}
+        for batch in others:
             engine.submit(part_of(batch, transport, 2, 2))
         engine.drain()
-        kept = own_reducer_states(engine, transport.rank % 2)
-        assert kept is not None
+        assert_same({name: entry["left"] for name, entry in kept["states"].items()}, before)
         (stage,) = engine.stages
         return sorted(kept["states"]), isinstance(engine.gradients[stage].reducer, HalvedSums)
 

@@ -1,4 +1,4 @@
-"""Chunks, V-shapes, waves and split backwards: published grids, closed forms, every size."""
+"""Schedules of one direction: published grids, closed forms, sizes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from runner.schedule import (
     check,
     check_program,
     dependencies,
+    forward_only,
     lower,
     problems_of,
     simulate,
@@ -26,6 +27,24 @@ from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
 from runner.schedule.render import to_text
 
 GRIDS = {
+    ("naive", 1, None): """
+r0   |0.........aa
+r1   |.0......aa..
+r2   |..0...aa....
+r3   |...0aa......
+""",
+    ("gpipe", 4, None): """
+r0   |0123.........aabbccdd
+r1   |.0123......aabbccdd..
+r2   |..0123...aabbccdd....
+r3   |...0123aabbccdd......
+""",
+    ("1f1b", 8, None): """
+r0   |0123......aa4bb5cc6dd7ee.ff.gg.hh
+r1   |.012....aa3bb4cc5dd6ee7ff.gg.hh..
+r2   |..01..aa2bb3cc4dd5ee6ff7gg.hh....
+r3   |...0aa1bb2cc3dd4ee5ff6gg7hh......
+""",
     ("1f1b_eager", 8, None): """
 r0   |0123456...aa7bb.cc.dd.ee.ff.gg.hh
 r1   |.01234..aa5bb6cc7dd.ee.ff.gg.hh..
@@ -121,7 +140,8 @@ r2   |..012~aa~bb~cc3~..dd....
 r3   |...0aa1bb2cc...3dd......
 """,
 }
-NEW = [spec for spec in SPECS.values() if not spec.one_rank and spec.name != "from_file"]
+ALL = [spec for spec in SPECS.values() if spec.name not in ("from_file", "auto")]
+NEW = [spec for spec in ALL if not spec.one_rank]
 
 
 @pytest.mark.parametrize(("name", "microbatches", "chunks"), GRIDS)
@@ -136,6 +156,9 @@ def test_grid(name: str, microbatches: int, chunks: int | None) -> None:
 @pytest.mark.parametrize(
     ("name", "chunks", "span", "idle", "inner", "peaks"),
     [
+        ("naive", None, 96, 0.750, 72, (1, 1, 1, 1)),
+        ("gpipe", None, 33, 0.273, 9, (8, 8, 8, 8)),
+        ("1f1b", None, 33, 0.273, 9, (4, 3, 2, 1)),
         ("1f1b_eager", None, 33, 0.273, 9, (7, 5, 3, 1)),
         ("bpipe", None, 33, 0.273, 9, (3, 3, 2, 2)),
         ("interleaved_1f1b", 2, 28.5, 0.158, 4.5, (5.5, 4.5, 3.5, 2.5)),
@@ -178,6 +201,8 @@ def _follows(formulas: Formulas, schedule: Schedule, costs: Costs) -> None:
     where = (schedule.ranks, schedule.microbatches, schedule.chunks, costs)
     assert found.makespan == pytest.approx(_closed(formulas.span, schedule, costs)), where
     assert found.bubble_ratio == pytest.approx(_closed(formulas.bubble_ratio, schedule, costs)), where
+    if schedule.ranks == 1:
+        return
     peaks = [_closed(formulas.peak_activations, schedule, costs, rank) for rank in range(schedule.ranks)]
     assert found.peak_activations == pytest.approx(peaks), where
     assert max(found.inner_idle) == pytest.approx(_closed(formulas.inner_idle, schedule, costs)), where
@@ -198,14 +223,15 @@ def _legal(spec: ScheduleSpec, ranks: int, chunks: int, microbatches: int) -> bo
 
 
 @pytest.mark.parametrize("most", [7, pytest.param(10_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("spec", NEW, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_sizes(spec: ScheduleSpec, most: int) -> None:
     """Valid, also where messages block; time, idleness and activations as the closed forms say.
 
     The smallest size, and a seeded sample of those up to six ranks and four micro-batches for each of them.
     """
-    all_sizes = itertools.product(range(2, 7), range(1, 5), range(1, 25))
+    all_sizes = itertools.product(range(1 if spec.one_rank else 2, 7), range(1, 5), range(1, 25))
     sizes = [size for size in all_sizes if size[2] <= 4 * size[0] and _legal(spec, *size)]
+    sizes = [(r, c, m) for r, c, m in sizes if not problems_of(spec.name, ranks=r, microbatches=m, chunks=c)]
     for ranks, chunks, microbatches in [sizes[0], *random.Random(spec.name).sample(sizes, min(most, len(sizes)))]:
         schedule = build(spec.name, ranks=ranks, microbatches=microbatches, chunks=chunks)
         _runs(schedule)
@@ -280,3 +306,26 @@ def test_every_schedule_has_its_formulas_or_none() -> None:
     """An asynchronous schedule has no step of its own, of which a formula could be."""
     without = {name for name, spec in SPECS.items() if spec.formulas is None and spec.kind == "synchronous"}
     assert without == {"zb_auto", "auto", "hanayo", "varuna", "pipefb", "pipefisher", "from_file"}
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+def test_one_rank_accumulates(name: str) -> None:
+    row = build(name, ranks=1, microbatches=3).actions[0]
+    assert " ".join(map(str, row)) == "0F0 0B0 0F1 0B1 0F2 0B2"
+
+
+def test_forward_only_keeps_the_placement() -> None:
+    schedule = forward_only(3, 4)
+    assert check(schedule) == []
+    assert all(action.op is Op.F for row in schedule.actions for action in row)
+    assert [str(action) for action in schedule.actions[1]] == ["1F0", "1F1", "1F2", "1F3"]
+    assert forward_only(build("1f1b", ranks=3, microbatches=9), 4) == schedule
+    assert simulate(schedule, Costs()).makespan == 6
+    assert simulate(schedule, Costs()).peak_activations == (1, 1, 1)
+
+
+def test_forward_only_of_several_chunks() -> None:
+    looped = Schedule("looped", ((0, 1, 0, 1),), (0,), ((), ()), chunks=2)
+    schedule = forward_only(looped, 2)
+    assert check(schedule) == []
+    assert [str(action) for action in schedule.actions[1]] == ["1F0", "1F1", "3F0", "3F1"]

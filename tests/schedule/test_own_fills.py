@@ -67,15 +67,6 @@ def test_it_is_lowered_before_the_update_that_uses_it() -> None:
     assert [stream.segment(1) for stream in streams_of(program)]
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (3, 4), (4, 8)])
-def test_many_are_valid(ranks: int, microbatches: int) -> None:
-    schedule = audited(ranks, microbatches)
-    assert check_program(lower(schedule)) == []
-    fills = [action for row in schedule.actions for action in row if action.op is Op.FILL]
-    assert len(fills) == ranks * (microbatches + 2)
-    assert all(parse_action(str(action)) == action for action in fills)
-
-
 def test_it_is_drawn_with_its_own_characters_and_colours() -> None:
     grid = to_text(audited(), COSTS)
     assert "t tallies, w warms, s settles" in grid

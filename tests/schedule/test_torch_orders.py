@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from narrow import present
 from torch.distributed.pipelining import schedules as theirs
 
 from runner.schedule import SPECS, build
@@ -74,3 +75,22 @@ def test_torch_fuses_and_we_do_not() -> None:
     assert len(merged) < len(mine)
     apart = [cell.replace("B", op) for cell in map(str, merged) for op in ("IW" if "B" in cell else "F")]
     assert apart == [str(action) for action in mine]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (3, 4), (3, 8), (4, 8)])
+def test_the_classical_orders_are_torchs(ranks: int, microbatches: int) -> None:
+    """torch's own description of the order, of the ranks where it describes what it runs.
+
+    For the last rank of 1F1B, torch 2.13 numbers the forwards from 1; so its backwards alone are compared there.
+    """
+    for name, cls in (("gpipe", theirs.ScheduleGPipe), ("1f1b", theirs.Schedule1F1B)):
+        planner = cls.__new__(cls)
+        planner._num_stages, planner._n_microbatches = ranks, microbatches
+        order = present(planner._get_pipeline_order())
+        for rank, row in enumerate(build(name, ranks=ranks, microbatches=microbatches).actions):
+            cells = [str(cell) for cell in order[rank] if cell is not None and "REDUCE_GRAD" not in str(cell)]
+            mine = [str(action) for action in row]
+            if name == "1f1b" and rank == ranks - 1:
+                cells = [cell for cell in cells if "B" in cell]
+                mine = [cell for cell in mine if "B" in cell]
+            assert mine == cells, (name, rank)
