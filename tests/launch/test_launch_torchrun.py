@@ -9,7 +9,7 @@ from subprocess import DEVNULL, PIPE
 import launch_helpers
 import pytest
 from launch_helpers import HERE, OVERRIDES, Started, command
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 from warm import Warm
 
 from runner.config.schema import ParallelismConfig, RunConfig

@@ -166,7 +166,12 @@ def test_a_sweep_grows_by_further_jobs(light: Path, monkeypatch: pytest.MonkeyPa
     """The ledger is written once in a start, not once for each job."""
     saved: list[int] = []
     save = Ledger.save
-    monkeypatch.setattr(Ledger, "save", lambda ledger, place: (saved.append(len(ledger.jobs)), save(ledger, place)))
+
+    def noted(ledger: Ledger, place: Path) -> None:
+        saved.append(len(ledger.jobs))
+        save(ledger, place)
+
+    monkeypatch.setattr(Ledger, "save", noted)
     assert start("optimizer.lr=1,2") == 0
     assert start("optimizer.lr=2,3,nonsense") == 0
     assert starts(light) == [1, 1, 1, 0]
