@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import tomllib
 from collections.abc import Callable
@@ -115,3 +116,15 @@ def test_the_doctor_names_what_options_lack(monkeypatch: pytest.MonkeyPatch) -> 
     uses = "zero.stage and optimizer=cpu_adam and optimizer=fused_adam"
     assert rows["deepspeed"].fix == f"pip install deepspeed, for {uses}"
     assert not any(row.needed for row in rows.values())
+
+
+def test_a_sweep_whose_every_job_is_refused_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["train", "-m", *TINY, "run_dir=s", "parallelism.pipeline=98,99"]
+    assert main(wanted) == 2
+    assert [json.loads((tmp_path / f"s/{job}/record.json").read_text())["status"] for job in range(2)] == [
+        "unsupported",
+        "unsupported",
+    ]
