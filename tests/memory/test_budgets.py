@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 import pytest
 import torch
-from covering import sampled
-from layouts import train_in_threads
 from plan_profiles import layer, model
 from programs import make_blocks, measured_and_predicted, points
-from test_memory_engine import CASES, COUNT
 from torch import nn
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.config.units import format_bytes
-from runner.memory.apply.install import install
 from runner.memory.solve.program import check_program
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.values import Program, Segment, StageChain
-from runner.model.layers import StageModule, layers_of
+from runner.model.layers import layers_of
 from runner.plan.choice_notes import front
 from runner.plan.make import make_plan
 from runner.plan.render import to_table
@@ -86,7 +82,7 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
     assert feasible[0].activations.stages == planned("none", pipeline, None, schedule).activations.stages
 
 
-@pytest.mark.parametrize("asked", ["1f1b", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("asked", ["1f1b", "zb_v"])
 def test_a_rank_into_which_everything_fits_keeps_everything(asked: str) -> None:
     """Also where backwards are in two parts, of which the estimate for a single stage is a bound."""
     plain = planned("none", 2, None, asked).memory.peak_bytes
@@ -129,21 +125,11 @@ def test_a_gradient_has_no_memory_before_its_own_forward_has_run() -> None:
     assert all(0 <= each - expected <= SCALARS for each, expected in zip(found, told, strict=True))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("pipeline", "schedule"), [(pipeline, schedule) for pipeline in (1, 2, 4) for schedule in ("1f1b", "gpipe")]
-)
-@pytest.mark.parametrize("policy", ["rotor", "auto"])
-def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int, schedule: str) -> None:
-    limits_are_kept(policy, pipeline, 20, schedule)
-
-
-@pytest.mark.full
 def test_auto_is_as_fast_as_every_strategy_that_fits() -> None:
-    for limit in grid(2, 5, "1f1b"):
-        best = planned("auto", 2, limit)
+    for limit in grid(1, 6, "1f1b")[1:4]:
+        best = planned("auto", 1, limit)
         for other in ("none", "full", "rotor"):
-            plan = planned(other, 2, limit)
+            plan = planned(other, 1, limit)
             assert not plan.fits or plan.time.step_seconds >= best.time.step_seconds
 
 
@@ -204,7 +190,7 @@ def test_a_resolution_that_is_too_coarse_is_refused() -> None:
 OFFERING = [name for name, each in STRATEGIES.items() if each.candidates is not None]
 
 
-@pytest.mark.parametrize("name", sampled(OFFERING, *(name for name in OFFERING if name not in ("checkmate", "monet"))))
+@pytest.mark.parametrize("name", [name for name in OFFERING if name not in ("checkmate", "monet")])
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_candidates_are_programs_and_do_not_depend_on_the_budget(name: str, in_flight: int) -> None:
     make = STRATEGIES[name].candidates
@@ -218,28 +204,3 @@ def test_candidates_are_programs_and_do_not_depend_on_the_budget(name: str, in_f
         else:
             assert (each.program.first, each.program.last) == (1, 7)
         assert each.name.startswith(name) or name == "auto"
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_statistics_are_the_same_bits(case: str) -> None:
-    make, loss, batches = CASES[case]
-    count = len(layers_of(make(), 0))
-    chain = StageChain(model([layer(**KEPT)] * count), 0, count - 1)
-    programs = [each.program for each in STRATEGIES["rotor"].candidates(chain)]  # type: ignore[misc]
-
-    def train(program: Program | None) -> tuple[object, dict[str, torch.Tensor]]:
-        def prepare(stage: StageModule, number: int) -> None:
-            if program is not None:
-                install(stage, program)
-
-        sgd = partial(torch.optim.SGD, lr=0.1)
-        return train_in_threads(
-            make, loss, batches, pipeline=1, data=1, schedule="1f1b", count=COUNT, optimizer=sgd, prepare=prepare
-        )
-
-    expected_losses, expected = train(None)
-    assert len(programs) > 3
-    for program in (programs[1], programs[len(programs) // 2], programs[-1]):
-        losses, state = train(program)
-        assert losses == expected_losses
-        assert [key for key in expected if not torch.equal(state[key], expected[key])] == []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
 from test_graph_programs import refused
+from torch import nn
 
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule, build_stage, layers_of
-from runner.recipes.rematerialization.models import MODELS
 
 
 def test_it_needs_compiled_layers() -> None:
@@ -47,25 +46,29 @@ def saved_bytes(stage: StageModule, inputs: torch.Tensor, share: float | None) -
     return sum(saved.values()), [each.grad for each in made.parameters() if each.grad is not None]
 
 
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_smaller_share_keeps_less_with_gradients_that_are_equal_to_rounding() -> None:
     import torch._functorch.config as functorch
 
-    model = MODELS["GPT"]()
-    sources, (inputs, _) = layers_of(model.build(), 0), model.batch
-    stage = build_stage(sources, 0, 3).eval()  # without dropout, whose masks a compiled layer draws otherwise
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.back = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.back(torch.sigmoid(self.linear(value)).exp())
+            return made
+
+    torch.manual_seed(0)
+    stage, inputs = build_stage(layers_of(nn.Sequential(Layer()), 0), 0, 0), torch.randn(32, 16)
     before = functorch.activation_memory_budget
     try:
         plain, expected = saved_bytes(stage, inputs, None)
-        found = [saved_bytes(stage, inputs, share) for share in (1.0, 0.5, 0.0)]
+        found = [saved_bytes(stage, inputs, share) for share in (1.0, 0.0)]
     finally:
         functorch.activation_memory_budget = before
         torch._dynamo.reset()
-    sizes = [size for size, _ in found]
-    assert all(less <= more for more, less in pairwise(sizes))
-    assert sizes[-1] < min(plain, sizes[0])
+    (most, _), (least, _) = found
+    assert least < min(plain, most)
     for _, gradients in found:
         for each, other in zip(gradients, expected, strict=True):
             torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
-from layouts import train_in_threads
 from test_budgets import SCALARS
 from test_evicting import ran as ran_with
-from test_graph_programs import TASKS, Bench, bench, plain, refused
-from test_memory_engine import CASES, COUNT
-from torch import Tensor
+from test_graph_programs import TASKS, Bench, bench, plain
 
 from runner.memory.apply import arena_pool
-from runner.memory.apply.install import install
 from runner.memory.solve.arena import Arena, ArenaProgram
 from runner.memory.solve.graph.evicting import Forward, evicting_order
 from runner.memory.solve.graph.stage import StageGraph, graph_of
 from runner.memory.solve.graph.values import Order, replayed
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.values import StageChain
-from runner.model.layers import StageModule
 from runner.plan.choices import program_cost
 
 
@@ -45,7 +40,7 @@ def filled(draw: random.Random, num_bytes: int) -> tuple[Arena[int], dict[int, t
     return arena, {each: (cells.index(each), cells.count(each)) for each in set(cells) - {-1}}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_window_is_the_cheapest_of_all(seed: int) -> None:
     """By trying every stretch of bytes."""
     draw = random.Random(seed)
@@ -120,10 +115,9 @@ def in_arena(made: StageGraph, budget: int, *, side_by_side: bool) -> tuple[Orde
     return order, arena
 
 
-@pytest.mark.parametrize("name", [pytest.param("skips", marks=pytest.mark.slow), "U-Net", "ResNet"])
-def test_dtr_needs_more_seconds_in_the_same_arena_and_leaves_smaller_gaps(name: str) -> None:
+def test_dtr_needs_more_seconds_in_the_same_arena_and_leaves_smaller_gaps() -> None:
     """Seconds in all parts of the plain peak in which both find a way, and the fragmentation when there is no gap."""
-    made = timed(name)
+    made = timed("U-Net")
     most = replayed(made.graph, made.graph.once).peak_bytes
     totals, gaps = [0.0, 0.0], [list[float](), list[float]()]
     for part in range(19, 5, -1):
@@ -172,28 +166,3 @@ def test_gradients_are_the_same_bits_and_the_arena_is_never_exceeded(
         arena = arenas.pop()
         assert 0 < arena.peak_bytes <= program.pool_bytes
         assert not arena.held_bytes  # nothing is left when the backward is over
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_statistics_are_the_same_bits_in_the_engine(case: str) -> None:
-    make, loss, batches = CASES[case]
-
-    def train(pool_bytes: int | None) -> tuple[object, dict[str, Tensor]]:
-        def prepare(stage: StageModule, number: int) -> None:
-            if pool_bytes is not None:
-                again = (0,) * len(stage.layers)
-                install(stage, ArenaProgram(stage.first_layer, stage.last_layer, "full", pool_bytes, 2, again))
-
-        return train_in_threads(
-            make, loss, batches, pipeline=2, data=1, schedule="1f1b", count=COUNT,
-            optimizer=partial(torch.optim.SGD, lr=0.1), prepare=prepare,
-        )  # fmt: skip
-
-    expected_losses, expected = train(None)
-    losses, state = train(100_000)
-    assert losses == expected_losses
-    assert [key for key in expected if not torch.equal(state[key], expected[key])] == []
-
-
-def test_compiled_layers_are_refused() -> None:
-    assert refused("activation_checkpoint=coop", "compile=true").startswith("compile = true: must be false")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import pytest
-from test_budgets import limits_are_kept
-from test_coop import timed, timed_chain
-from test_graph_programs import TASKS, bench, programs_of, refused, runs_as_predicted
+from test_coop import timed
+from test_graph_programs import bench, programs_of, refused, runs_as_predicted
 
 from runner.memory.solve.graph.checkmate import cheapest_order
 from runner.memory.solve.graph.evicting import SCORES, Forward, evicting_order
 from runner.memory.solve.graph.stage import StageGraph
 from runner.memory.solve.graph.values import Order, replayed
-from runner.plan.choices import program_cost
 
 
 def orders(made: StageGraph, score: str) -> list[tuple[int, Order]]:
@@ -31,7 +26,7 @@ def orders(made: StageGraph, score: str) -> list[tuple[int, Order]]:
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["skips", "U-Net"])
 def test_the_budget_is_kept_and_only_the_forward_runs_again(name: str, score: str) -> None:
     made = bench(name).graph
     found = orders(made, score)
@@ -59,44 +54,23 @@ def test_checkmate_is_as_fast_at_least() -> None:
     assert 0 < replayed(made.graph, best).seconds <= 1.05 * replayed(made.graph, order).seconds
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "score"), [("skips", "full"), ("U-Net", "lru"), ("ResNet", "local")])
 def test_programs_give_the_same_bits_with_the_predicted_peak(name: str, score: str) -> None:
     programs = programs_of("dtr", bench(name), score=score)
     assert programs
-    for program in (programs[0], programs[len(programs) // 2], programs[-1]):
+    for program in (programs[len(programs) // 2], programs[-1]):
         runs_as_predicted(name, program)
 
 
-@pytest.mark.parametrize("name", ["U-Net", "ResNet"])
-def test_a_score_that_knows_the_seconds_runs_less_again_than_the_time_since_the_last_use(name: str) -> None:
+def test_a_score_that_knows_the_seconds_runs_less_again_than_the_time_since_the_last_use() -> None:
     """Kirisame et al. 2021 find the full score best; here the sums over all budgets that both keep."""
-    made = timed(name)
+    made = timed("U-Net")
     totals = {}
     for score in ("full", "lru"):
         found = dict(orders(made, score))
         totals[score] = {budget: replayed(made.graph, order).seconds for budget, order in found.items()}
     both = totals["full"].keys() & totals["lru"].keys()
     assert 0 < sum(totals["full"][each] for each in both) < sum(totals["lru"][each] for each in both)
-
-
-def test_the_limit_is_kept_in_a_pipeline() -> None:
-    limits_are_kept("dtr", 2, 5)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("pipeline", [1, 2, 4])
-def test_the_limit_is_kept_at_twenty_limits(pipeline: int) -> None:
-    limits_are_kept("dtr", pipeline, 20)
-
-
-def test_less_memory_never_takes_less_time() -> None:
-    of = replace(bench("ResNet"), chain=timed_chain("ResNet"))
-    costs = sorted(program_cost(of.chain, program) for program in programs_of("dtr", of))
-    best = [min(cost.seconds for cost in costs if cost.peak_bytes <= budget) for budget, *_ in costs]
-    assert best[0] > best[-1] > 0
-    assert all(later <= earlier for earlier, later in pairwise(best))
 
 
 def test_an_unknown_score_is_refused() -> None:

@@ -284,12 +284,3 @@ def test_no_room_is_no_order() -> None:
     assert cheapest_order(graph, 2) is None
     assert rounded_order(graph, 2) is None
     assert least_recomputation(graph, 4, lower_sets(chain(4)), 2) is None
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_checkmate_solves_64_values() -> None:
-    graph = training_graph(chain(32))
-    order = cheapest_order(graph, replayed(graph, graph.once).peak_bytes * 3 // 4, seconds=120.0, gap=0.01)
-    assert order is not None
-    assert replayed(graph, order).seconds <= 1.1 * replayed(graph, graph.once).seconds

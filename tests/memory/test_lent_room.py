@@ -61,7 +61,7 @@ def test_ranks_lend_only_what_their_limit_asks_for() -> None:
 
 def test_no_host_is_filled_above_its_limit() -> None:
     plain = planned(even(), "schedule=1f1b", "data.batch_size=8")
-    for share in (0.85, 0.8, 0.75, 0.7):
+    for share in (0.85, 0.7):
         limit = round(share * max(plain.peak_memory_bytes))
         plan = planned(even(), "schedule=1f1b", "data.batch_size=8", REALTIME, f"memory_limit={limit}")
         hosts = {move.peer for move in plan.schedule.moves}
@@ -69,9 +69,8 @@ def test_no_host_is_filled_above_its_limit() -> None:
         assert plan.fits == (max(plan.peak_memory_bytes) <= limit)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
-def test_what_is_measured_keeps_to_the_limit(schedule: str) -> None:
-    words = [*WORDS[1:], "schedule.microbatches=4", f"schedule={schedule}", f"data.batch_size={SAMPLES}"]
+def test_what_is_measured_keeps_to_the_limit() -> None:
+    words = [*WORDS[1:], "schedule.microbatches=4", "schedule=gpipe", f"data.batch_size={SAMPLES}"]
     plain = make_plan(resolve(words), blocks())
     limit = round(0.95 * max(plain.peak_memory_bytes))
     plan = make_plan(resolve([*words, REALTIME, f"memory_limit={limit}"]), blocks())

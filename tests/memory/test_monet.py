@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
 from plan_profiles import layer, model
-from test_budgets import SCALARS, limits_are_kept
-from test_five_models import same_bits
+from test_budgets import SCALARS
 from test_graph_programs import TASKS, Bench, bench, plain, ran
 from torch import Tensor, nn
 
-from runner.errors import RequestError
 from runner.memory.apply.install import install
 from runner.memory.solve.graph.checkmate import cheapest_order, order_of_kept
 from runner.memory.solve.graph.stage import StageGraph, graph_of, operator_ways, program_of_order
@@ -28,8 +24,7 @@ from runner.model.layers import build_stage, layers_of
 from runner.plan.choices import program_cost
 from runner.profile import LayerProfile, ModelProfile, Recomputation
 from runner.profiling.model import profile_layers
-from runner.recipes.rematerialization.measure import measure
-from runner.recipes.rematerialization.models import MODELS, Task
+from runner.recipes.rematerialization.models import MODELS
 
 BITS = {**TASKS, "ruDALL-E": MODELS["ruDALL-E"]}
 
@@ -141,16 +136,6 @@ def test_it_is_the_cheapest_of_all_ways(layers: int, ways: int) -> None:
     assert sum(is_cheapest(seed, layers, ways, 4) for seed in range(3)) > 0
 
 
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-def test_it_is_never_dearer_than_checkmate() -> None:
-    for seed in range(12):
-        chain = random_stage(seed, 3 + seed % 3, 3)
-        with_ways, without = graph_of(chain, with_operators=True).graph, graph_of(chain).graph
-        for budget in budgets_of(without, 5):
-            assert cost_within(with_ways, budget) <= cost_within(without, budget) + 1e-9
-
-
 def some_program(made: StageGraph, seed: int) -> GraphProgram:
     """A program that keeps some tensors and graphs to the end, and runs some layers again from their operators."""
     draw, first = random.Random(seed), made.num_forward
@@ -188,13 +173,6 @@ def same_bits_and_peak(name: str, seed: int) -> None:
 
 def test_layers_run_again_from_their_operators_with_the_same_bits_and_the_predicted_peak() -> None:
     same_bits_and_peak("U-Net", 0)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("name", ["U-Net", "ResNet", "ruDALL-E"])
-def test_any_program_has_the_same_bits_and_the_predicted_peak(name: str, seed: int) -> None:
-    same_bits_and_peak(name, seed)
 
 
 def test_random_numbers_are_those_of_the_first_run_where_nobody_seeds() -> None:
@@ -279,64 +257,3 @@ def make(name: str):  # type: ignore[no-untyped-def]
     found = STRATEGIES[name].candidates
     assert found is not None
     return found
-
-
-def test_a_stage_that_is_too_long_for_the_solver_is_refused() -> None:
-    with pytest.raises(RequestError, match="activation_checkpoint.name = monet: must not plan stages of more than 20"):
-        list(make("monet")(StageChain(model([layer()] * 21), 0, 20)))
-
-
-def _norms() -> Task:
-    """Convolutions with batch norm, dropout and a skip; the smallest that shows what is kept."""
-    generator = torch.Generator().manual_seed(1)
-    pictures, targets = torch.randn(4, 3, 12, 12, generator=generator), torch.randint(5, (4,), generator=generator)
-    body = [nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1)]
-
-    def build() -> nn.Sequential:
-        blocks = [nn.Sequential(*copy.deepcopy(body)) for _ in range(3)]
-        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
-        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), *blocks, head)
-
-    return Task(build, (pictures, targets), nn.functional.cross_entropy)
-
-
-def within_budgets(task: Task, budgets: int) -> None:
-    """Bits are compared by ``measure``; at each budget it is within it, as predicted, and at most checkmate's FLOPs."""
-    found = measure(task, {}, budgets, ("checkmate", "monet"))["budgets"]
-    rows = [row for row in found["monet"] if "measured_bytes" in row]
-    assert len(rows) >= 2
-    for row in rows:
-        assert row["measured_bytes"] <= row["budget"]
-        assert 0.99 * row["predicted_bytes"] <= row["measured_bytes"] <= row["predicted_bytes"] + SCALARS
-        assert row["predicted_flops"] == pytest.approx(row["measured_flops"], rel=0.01)
-        assert row["predicted_forwards"] == row["measured_forwards"]
-    assert all(less["measured_bytes"] <= more["measured_bytes"] for more, less in pairwise(rows))
-    for own, other in zip(found["monet"], found["checkmate"], strict=True):
-        if "measured_bytes" in other:
-            assert own["predicted_flops"] <= other["predicted_flops"]
-        else:
-            assert "measured_bytes" in own or own["least_bytes"] <= other["least_bytes"]
-
-
-@pytest.mark.slow
-def test_every_budget_is_kept_with_at_most_the_flops_of_checkmate() -> None:
-    within_budgets(_norms(), 5)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ["U-Net", "ResNet", "ruDALL-E"])
-def test_every_budget_of_a_model_is_kept(name: str) -> None:
-    within_budgets(MODELS[name](), 20)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("pipeline", [1, 2])
-def test_the_limit_is_kept_in_pipelines(pipeline: int) -> None:
-    limits_are_kept("monet", pipeline, 8)
-
-
-@pytest.mark.slow
-def test_losses_weights_and_statistics_are_the_same_bits_in_two_stages() -> None:
-    same_bits("U-Net", "monet", 2, "1f1b")

@@ -9,7 +9,6 @@ from functools import cache
 from itertools import combinations
 
 import pytest
-from covering import sampled
 from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
@@ -26,7 +25,6 @@ from runner.plan.values import RunPlan
 from runner.profiling.model import profile_model
 
 CHOOSING = [offload for offload in OFFLOADS.values() if offload.candidates is not None]
-CHOOSING_NAMES = [each.name for each in CHOOSING]
 SMALL = ("model=mlp", "model.kwargs.width=48", "model.kwargs.layers=16", "data.batch_size=1024", "device=cpu")
 COUNT = 6
 
@@ -99,7 +97,7 @@ def with_budget(chain: StageChain, strategy: Offload, choose: ProgramChoice | No
     return [replace(chain, budget_bytes=each) for each in budgets(chain, strategy, choose or ProgramChoice())]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_greedy_moves_the_first_layers_as_few_as_fit(seed: int) -> None:
     counts = []
     for chain in with_budget(chain_of(seed), OFFLOADS["greedy"]):
@@ -111,11 +109,12 @@ def test_greedy_moves_the_first_layers_as_few_as_fit(seed: int) -> None:
     assert counts[-1] == 0 < counts[0]
 
 
-@pytest.mark.parametrize("speed", [None, 50.0, 200.0, 1000.0])
-@pytest.mark.parametrize(("name", "bound"), [("dp", 0.01), ("autoswap", 0.15)])
+@pytest.mark.parametrize(
+    ("name", "bound", "speed"), [("dp", 0.01, 200.0), ("dp", 0.01, None), ("autoswap", 0.15, 50.0)]
+)
 def test_no_strategy_is_far_from_the_best_of_all_subsets(name: str, bound: float, speed: float | None) -> None:
     excess = []
-    for seed in range(4):
+    for seed in range(2):
         choose = ProgramChoice()
         for chain in with_budget(chain_of(seed, 5, 0, speed), OFFLOADS["greedy"]):
             costs = [program_cost(chain, moving(plain(chain), each)) for each in subsets(chain)]
@@ -125,9 +124,10 @@ def test_no_strategy_is_far_from_the_best_of_all_subsets(name: str, bound: float
     assert max(excess) <= bound
 
 
-def compare_joint(seed: int, speed: float | None, in_flight: int) -> None:
+@pytest.mark.parametrize(("speed", "in_flight"), [(100.0, 1), (1000.0, 3)])
+def test_both_together_are_never_slower_than_either(speed: float, in_flight: int) -> None:
     choose = ProgramChoice()
-    for chain in with_budget(chain_of(seed, COUNT, 0, speed, in_flight), OFFLOADS["pofo"], choose):
+    for chain in with_budget(chain_of(1, COUNT, 0, speed, in_flight), OFFLOADS["pofo"], choose):
         joint = chosen(chain, OFFLOADS["pofo"], choose)[1]
         assert within(chain, joint.peak_bytes)
         for other in (OFFLOADS["dp"], OFFLOADS["greedy"], STRATEGIES["rotor"]):
@@ -135,24 +135,9 @@ def compare_joint(seed: int, speed: float | None, in_flight: int) -> None:
             assert not within(chain, alone.peak_bytes) or joint.seconds <= alone.seconds
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("speed", [None, 100.0, 1000.0])
-def test_both_together_are_never_slower_than_either(speed: float | None, in_flight: int) -> None:
-    for seed in range(2):
-        compare_joint(seed, speed, in_flight)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", sampled(range(0, 200, 20), 0))
-def test_both_together_are_never_slower_than_either_on_many_chains(seed: int) -> None:
-    for each in range(seed, seed + 20):
-        compare_joint(each, random.Random(each).choice([None, 30.0, 100.0, 300.0, 1000.0]), 1)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_without_a_link_nothing_is_moved_where_the_rest_suffices(seed: int) -> None:
+def test_without_a_link_nothing_is_moved_where_the_rest_suffices() -> None:
     choose = ProgramChoice()
-    for chain in with_budget(chain_of(seed, COUNT, 0, 1e-6), OFFLOADS["pofo"], choose):
+    for chain in with_budget(chain_of(0, COUNT, 0, 1e-6), OFFLOADS["pofo"], choose):
         again = chosen(chain, STRATEGIES["rotor"], choose)[1]
         joint = chosen(chain, OFFLOADS["pofo"], choose)[1]
         if within(chain, again.peak_bytes):
@@ -160,10 +145,9 @@ def test_without_a_link_nothing_is_moved_where_the_rest_suffices(seed: int) -> N
             assert joint.seconds <= again.seconds
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_with_a_free_link_nothing_is_computed_again_where_moves_suffice(seed: int) -> None:
-    choose, fastest = ProgramChoice(), program_cost(chain_of(seed), plain(chain_of(seed))).seconds
-    for chain in with_budget(chain_of(seed), OFFLOADS["greedy"]):
+def test_with_a_free_link_nothing_is_computed_again_where_moves_suffice() -> None:
+    choose, fastest = ProgramChoice(), program_cost(chain_of(0), plain(chain_of(0))).seconds
+    for chain in with_budget(chain_of(0), OFFLOADS["greedy"]):
         program, offer = chosen(chain, OFFLOADS["pofo"], choose)
         assert offer.seconds == pytest.approx(fastest)
         assert not any(each.recompute for each in program)
@@ -207,7 +191,7 @@ def planned(*overrides: str) -> RunPlan:
     return make_plan(config, profile_model(config))
 
 
-@pytest.mark.parametrize("name", sampled(CHOOSING_NAMES, *CHOOSING_NAMES[::3]))
+@pytest.mark.parametrize("name", ["greedy", "mpress"])
 def test_a_plan_moves_what_its_limit_asks_for(name: str) -> None:
     offload = OFFLOADS[name]
     tries_all_ways = offload.name in ("mpress", "vpipe")

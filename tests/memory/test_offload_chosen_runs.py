@@ -8,9 +8,10 @@ from itertools import cycle
 
 import pytest
 import torch
-from covering import covering
+from covering import sample
+from test_memory_engine import CASES, SCALARS
 from test_offload_choice import CHOOSING
-from test_offload_moves import CASES, SCALARS, STEPS, Ran, run
+from test_offload_moves import STEPS, Ran, run
 
 from runner.memory.solve.offload import Offload, chain_program
 from runner.memory.solve.strategies import STRATEGIES
@@ -59,7 +60,7 @@ OFFLOADS = {each.name: each for each in (*CHOOSING, Offload("mixed", mixed))}
 
 @pytest.mark.parametrize(
     ("case", "layout", "name"),
-    covering({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}, strength=1),
+    sample({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}),
 )
 def test_chosen_moves_change_no_bit_and_keep_to_their_plan(case: str, layout: str, name: str) -> None:
     (schedule, ranks), offload = layout.split(), OFFLOADS[name]

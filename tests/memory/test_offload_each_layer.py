@@ -7,18 +7,13 @@ from functools import cache
 from itertools import combinations, product
 
 import pytest
-import torch
 from plan_profiles import layer, model
 from test_offload_choice import chain_of, chosen, with_budget, within
-from test_offload_chosen_runs import by_flops
-from test_offload_moves import SCALARS, STEPS, run
 
 from runner.config.compose.resolve import resolve
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.offload import Offload
 from runner.memory.solve.offloads import OFFLOADS
-from runner.memory.solve.program import moves_tensors
 from runner.memory.solve.values import ActivationPlan, ChainProgram, Segment, StageChain
 from runner.plan.choices import ProgramChoice, program_cost
 from runner.plan.make import make_plan
@@ -29,7 +24,6 @@ from runner.plan.time.predict import predict_time
 from runner.plan.values import Link, RunPlan
 from runner.profile import ModelProfile
 
-LINKS = [None, 50.0, 200.0, 1000.0]
 WAYS = [(False, False), (True, False), (False, True)]
 
 
@@ -52,17 +46,9 @@ def best_of_all(chain: StageChain, names: tuple[str, ...]) -> None:
             assert found.seconds == pytest.approx(best, rel=1e-9)
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("speed", LINKS)
+@pytest.mark.parametrize(("speed", "in_flight"), [(None, 1), (50.0, 3), (1000.0, 1)])
 def test_the_choice_is_that_of_all_programs(speed: float | None, in_flight: int) -> None:
     best_of_all(chain_of(2, 4, 0, speed, in_flight), ("mpress", "vpipe"))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("in_flight", [1, 4])
-@pytest.mark.parametrize("speed", LINKS)
-def test_the_choice_of_eight_layers_is_that_of_all_programs(speed: float | None, in_flight: int) -> None:
-    best_of_all(chain_of(3, 8, 0, speed, in_flight), ("mpress",))
 
 
 def test_a_choice_of_tensors_that_layers_share_is_that_of_all_programs() -> None:
@@ -72,20 +58,17 @@ def test_a_choice_of_tensors_that_layers_share_is_that_of_all_programs() -> None
     best_of_all(chain, ("mpress",))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("speed", [50.0, 200.0])
-def test_a_long_stage_is_never_slower_than_by_its_groups_or_by_pofo(speed: float) -> None:
+def test_a_long_stage_is_never_slower_than_by_its_groups_or_by_pofo() -> None:
     choose = ProgramChoice()
-    for chain in with_budget(chain_of(4, 12, 0, speed, 3), OFFLOADS["pofo"], choose):
+    for chain in with_budget(chain_of(4, 12, 0, 50.0, 3), OFFLOADS["pofo"], choose)[1:4:2]:
         found, pofo = (chosen(chain, OFFLOADS[name], choose)[1] for name in ("mpress", "pofo"))
         assert found.seconds <= pofo.seconds
 
 
-@pytest.mark.parametrize("speed", LINKS)
-@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize(("speed", "in_flight"), [(None, 3), (200.0, 1)])
 def test_one_ahead_fits_where_greedy_does_not(speed: float | None, in_flight: int) -> None:
     """The same first layers: with room it is never slower, and it can do with less."""
-    for seed in range(4):
+    for seed in range(2):
         choose = ProgramChoice()
         chain = chain_of(seed, 6, 0, speed, in_flight)
         least = [chosen(chain, OFFLOADS[name], choose)[1].peak_bytes for name in ("tflms", "greedy")]
@@ -150,19 +133,13 @@ def limits(pipeline: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_advice")
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [2, 3])
-def test_boundaries_move_to_the_best_of_all_cuts(pipeline: int) -> None:
+def test_boundaries_move_to_the_best_of_all_cuts() -> None:
     """Every cut is planned by itself, with the best programs of its stages; the best of them is the best of all."""
-    layout = (f"parallelism.pipeline={pipeline}",)
-    cuts = [",".join(map(str, each)) for each in combinations(range(1, LAYERS), pipeline - 1)]
-    for limit in limits(pipeline)[1:2]:
-        asked = (*layout, "offload=activations_vpipe", f"memory_limit={limit}")
-        plans = [planned(*asked, "partition=manual", f"partition.boundaries=[{cut}]") for cut in cuts]
-        best = min((plan.time.step_seconds for plan in plans if plan.fits), default=None)
-        found = planned(*asked)
-        assert found.fits == (best is not None)
-        assert best is None or found.time.step_seconds == best
+    cuts = [",".join(map(str, each)) for each in combinations(range(1, LAYERS), 2)]
+    asked = ("parallelism.pipeline=3", "offload=activations_vpipe", f"memory_limit={limits(3)[1]}")
+    plans = [planned(*asked, "partition=manual", f"partition.boundaries=[{cut}]") for cut in cuts]
+    assert planned(*asked).fits
+    assert planned(*asked).time.step_seconds == min(plan.time.step_seconds for plan in plans if plan.fits)
 
 
 @pytest.mark.usefixtures("no_advice")
@@ -186,46 +163,15 @@ def test_all_stages_together_are_the_best_of_all_programs() -> None:
     profile = replace(uneven(), layers=rows)
     layout = [*WORDS, "parallelism.pipeline=2", "partition=uniform", "hardware.host_link_bytes_per_second=2000"]
     kept = make_plan(resolve(layout), profile)
-    for share in (0.8,):
-        limit = round(share * max(kept.peak_memory_bytes))
-        found = make_plan(resolve([*layout, "offload=activations_mpress", f"memory_limit={limit}"]), profile)
-        best = None
-        for programs in product(every_program(0, 2), every_program(2, 2)):
-            costs = adjusted(profile, ActivationPlan(programs))
-            figures = stage_figures(costs, found.partition)
-            peaks = predict_memory(found.program, profile, figures, MemoryNeeds(4)).peak_bytes
-            time = predict_time(found.program, profile, figures, mean_samples=1, host_link=Link(0.0, 2000.0))
-            if max(peaks) <= limit and (best is None or time.step_seconds < best):
-                best = time.step_seconds
-        assert found.fits
-        assert best is not None
-        assert found.time.step_seconds == pytest.approx(best, rel=1e-9)
-
-
-@pytest.mark.usefixtures("no_advice")
-def test_nothing_moves_where_everything_fits() -> None:
-    roomy = planned("parallelism.pipeline=3", "offload=activations_mpress", "memory_limit=8GB")
-    assert not any(moves_tensors(program) for program in roomy.activations.stages)
-    assert roomy.time.step_seconds == planned("parallelism.pipeline=3").time.step_seconds
-
-
-def with_little_memory(chain: StageChain, program: ChainProgram) -> ChainProgram:
-    """What is chosen for seven tenths of the memory, with several micro-batches in flight and a fast link."""
-    chain = replace(chain, profile=by_flops(chain.profile), in_flight=4, copy_seconds=lambda size: size / 100)
-    asked = replace(chain, budget_bytes=program_cost(chain, program).peak_bytes * 7 // 10)
-    return chosen(asked, OFFLOADS["mpress"])[0]
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-@pytest.mark.parametrize("pipeline", [2, 4])
-def test_what_was_chosen_changes_no_bit_and_keeps_to_its_plan(pipeline: int, schedule: str) -> None:
-    plain = run("gpt", None, pipeline=pipeline, schedule=schedule)
-    found = run("gpt", Offload("mpress", with_little_memory), pipeline=pipeline, schedule=schedule)
-    assert found.losses == plain.losses
-    assert [name for name in plain.weights if not torch.equal(plain.weights[name], found.weights[name])] == []
-    assert sum(found.planned) > 0
-    assert found.moved == [STEPS * each for each in found.planned]
-    assert found.left == [[0] * STEPS] * pipeline
-    assert all(real <= said + SCALARS for real, said in zip(found.peak, found.predicted, strict=True))
-    if schedule == "1f1b":
-        assert all(said <= 1.01 * real for real, said in zip(found.peak, found.predicted, strict=True))
+    limit = round(0.8 * max(kept.peak_memory_bytes))
+    found = make_plan(resolve([*layout, "offload=activations_mpress", f"memory_limit={limit}"]), profile)
+    seconds = []
+    for programs in product(every_program(0, 2), every_program(2, 2)):
+        costs = adjusted(profile, ActivationPlan(programs))
+        figures = stage_figures(costs, found.partition)
+        peaks = predict_memory(found.program, profile, figures, MemoryNeeds(4)).peak_bytes
+        time = predict_time(found.program, profile, figures, mean_samples=1, host_link=Link(0.0, 2000.0))
+        if max(peaks) <= limit:
+            seconds.append(time.step_seconds)
+    assert found.fits
+    assert found.time.step_seconds == pytest.approx(min(seconds), rel=1e-9)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from plan_profiles import layer, model
 from programs import chains
-from user_project import make_directory, result
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
@@ -151,13 +150,3 @@ def test_a_nest_that_no_stack_holds_is_refused(folder: Path) -> None:
 def test_the_section_alone_tells(overrides: list[str], line: str) -> None:
     (problem,) = rules(resolve(["model=mlp", *overrides]))
     assert line in problem.line()
-
-
-@pytest.mark.slow
-def test_a_run_with_it_has_the_same_weights(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
-    (directory / "own_strategy.py").write_text(MODULE, encoding="utf-8")
-    _, plain = result(directory, run="plain")
-    own, weights = result(directory, "activation_checkpoint.target=own_strategy:twice", run="own")
-    assert own["status"] == "ok"
-    assert all(weights[name].equal(plain[name]) for name in plain)

@@ -8,19 +8,16 @@ from functools import partial
 
 import pytest
 import torch
-from layouts import train_in_threads, uniform
+from layouts import uniform
 from plan_profiles import layer, model
-from programs import count_forwards, make_blocks, measured_and_predicted, points
-from test_memory_engine import CASES, COUNT
+from programs import count_forwards, make_blocks, points, train_under
 from torch import nn
 
 from runner.config.compose.groups import options, shipped_conf
-from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.program import Step, check_program, depth, forwards, operations, reruns
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.values import ActivationPlan, ChainProgram, Segment
-from runner.model.layers import StageModule, layers_of
 
 AGAIN = partial(Segment, recompute=True)
 
@@ -93,34 +90,14 @@ def test_what_is_no_program(program: ChainProgram, words: str) -> None:
     assert all(check_program(each, 0, 7) is None for each in PROGRAMS)
 
 
-def bits(case: str, schedule: str, pipeline: int, seed: int | None) -> tuple[object, dict[str, torch.Tensor]]:
-    """Losses and state after two steps of plain SGD, under any program where a seed is given."""
-    make, loss, batches = CASES[case]
-    partition = uniform(len(layers_of(make(), 0)), pipeline)
-
-    def prepare(stage: StageModule, number: int) -> None:
-        if seed is not None:
-            install(stage, some_program(random.Random(seed), *partition[number]))
-
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    return train_in_threads(
-        make, loss, batches, pipeline=pipeline, data=1, schedule=schedule, count=COUNT, optimizer=sgd, prepare=prepare
-    )
-
-
-@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 2)])
-@pytest.mark.parametrize("case", CASES)
-def test_any_program_gives_the_same_bits(case: str, schedule: str, pipeline: int) -> None:
-    expected_losses, expected = bits(case, schedule, pipeline, None)
-    for seed in range(3):
-        losses, state = bits(case, schedule, pipeline, seed)
-        assert losses == expected_losses
-        assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
-
-
 @pytest.mark.parametrize("seed", range(4))
-def test_the_measured_peak_is_the_predicted_one(seed: int) -> None:
+def test_any_program_gives_the_same_bits_with_the_predicted_peak(seed: int) -> None:
     generator = random.Random(seed)
     programs = [some_program(generator, first, last) for first, last in uniform(10, 2)]
-    measured, predicted = measured_and_predicted(make_blocks, nn.functional.mse_loss, points(), programs, "1f1b")
-    assert measured == pytest.approx(predicted, rel=0.05)
+    kept = [(Segment(first, last),) for first, last in uniform(10, 2)]
+    found, plain = (
+        train_under(make_blocks, nn.functional.mse_loss, points(256), each, "1f1b") for each in (programs, kept)
+    )
+    assert found.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(found.weights[name], plain.weights[name])] == []
+    assert found.peaks == pytest.approx(found.predicted, rel=0.05)

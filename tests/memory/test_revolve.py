@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from math import comb, inf
 
 import pytest
 import torch
-from covering import covering
-from layouts import train_in_threads, uniform
+from layouts import uniform
 from plan_profiles import layer, model
-from programs import chains, count_forwards, make_blocks, measured_and_predicted, points
-from test_memory_engine import CASES, COUNT
-from torch import nn
+from programs import chains, count_forwards, make_blocks
 
 from runner.config.compose.resolve import resolve
-from runner.config.rules.sections import rules
 from runner.errors import RequestError
 from runner.memory.apply.install import install
 from runner.memory.solve.policies import solve
 from runner.memory.solve.program import Step, forwards, operations
-from runner.memory.solve.values import ChainProgram, PolicyOptions, Segment
+from runner.memory.solve.values import ChainProgram, PolicyOptions
 from runner.model.layers import StageModule, layers_of
 from runner.plan.make import make_plan
 
@@ -56,12 +52,6 @@ def test_the_closed_form_is_the_least_of_all_splits_and_the_program_reaches_it()
             assert forwards(programs(length, slots)[0]) == told + length
 
 
-@pytest.mark.parametrize(("length", "slots", "ratio"), [(1000, 32, 2.405), (200, 10, 2.61), (100, 10, 2.22)])
-def test_long_chains_cost_what_is_known_of_them(length: int, slots: int, ratio: float) -> None:
-    (program,) = programs(length, slots)
-    assert (forwards(program) - length) / length == pytest.approx(ratio, abs=0.005)
-
-
 @pytest.mark.parametrize(("length", "slots", "left"), [(10, 3, 4), (20, 3, 10), (35, 3, 20), (56, 5, 21)])
 def test_splits_that_are_unique(length: int, slots: int, left: int) -> None:
     assert programs(length, slots)[0][0].last + 1 == left
@@ -91,39 +81,11 @@ def test_every_layer_goes_back_once_from_the_last_to_the_first() -> None:
     assert graphs == [*reversed(range(20))]  # one layer's graph at a time
 
 
-@pytest.mark.parametrize("slots", range(1, 7))
+@pytest.mark.parametrize("slots", [1, 2, 4])
 def test_forwards_of_a_run_are_those_of_the_formula(slots: int) -> None:
     for length in range(1, 21):
         counted = count_forwards(length, programs(length, slots)[0])
         assert counted.total() == closed_form(length, slots) + length
-
-
-def train(case: str, schedule: str, pipeline: int, slots: int | None) -> tuple[object, dict[str, torch.Tensor]]:
-    make, loss, batches = CASES[case]
-    made = programs(len(layers_of(make(), 0)), slots, pipeline) if slots is not None else None
-
-    def prepare(stage: StageModule, number: int) -> None:
-        if made is not None:
-            install(stage, made[number])
-
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    return train_in_threads(
-        make, loss, batches, pipeline=pipeline, data=1, schedule=schedule, count=COUNT, optimizer=sgd, prepare=prepare
-    )
-
-
-@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 2)])
-@pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_statistics_are_the_same_bits(case: str, schedule: str, pipeline: int) -> None:
-    """Dropout in one model; batch norm besides in the other, whose statistics are those of one forward."""
-    expected_losses, expected = train(case, schedule, pipeline, None)
-    for slots in (1, 2):
-        losses, state = train(case, schedule, pipeline, slots)
-        assert losses == expected_losses
-        assert state.keys() == expected.keys()
-        assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
-        counts = [int(state[name]) for name in state if name.endswith("num_batches_tracked")]
-        assert counts == [COUNT * 2] * len(counts)  # steps
 
 
 @pytest.mark.parametrize("deep", [4, 12])
@@ -146,18 +108,6 @@ def test_without_seeds_random_layers_draw_the_same(deep: int) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize(
-    ("layout", "slots"), covering({"layout": [("1f1b", 1), ("1f1b", 2), ("gpipe", 2)], "slots": [1, 2, 4]}, strength=1)
-)
-def test_the_measured_peak_is_the_predicted_one(slots: int, layout: tuple[str, int]) -> None:
-    schedule, ranks = layout
-    run = partial(measured_and_predicted, make_blocks, nn.functional.mse_loss, points())
-    measured, predicted = run(programs(10, slots, ranks), schedule)
-    assert measured == pytest.approx(predicted, rel=0.05)
-    plain, _ = run([(Segment(first, last),) for first, last in uniform(10, ranks)], schedule)
-    assert all(less < more for less, more in zip(measured, plain, strict=True))
-
-
 def test_a_plan_knows_its_bytes_and_seconds() -> None:
     chain = model([layer(saves_output=False, unsaved_forward_bytes=14)] * 10)
     plain, few, many = (
@@ -173,41 +123,6 @@ def test_a_plan_knows_its_bytes_and_seconds() -> None:
     peaks = [plan.peak_memory_bytes[0] for plan in (few, many, plain)]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[1] < peaks[2]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (
-            ["activation_checkpoint=revolve"],
-            "activation_checkpoint.slots = null: must be given. The policy revolve needs it. "
-            "Try activation_checkpoint.slots=4.",
-        ),
-        (
-            ["activation_checkpoint=revolve", "activation_checkpoint.slots=0"],
-            "activation_checkpoint.slots = 0: must be at least 1. Try activation_checkpoint.slots=1.",
-        ),
-        (
-            ["activation_checkpoint=full", "activation_checkpoint.slots=2"],
-            "activation_checkpoint.slots = 2: belongs to activation_checkpoint=het_time or revolve. The policy full "
-            "has no use for it. Try activation_checkpoint.slots=null.",
-        ),
-        (
-            ["activation_checkpoint=revolve", "activation_checkpoint.slots=2", "activation_checkpoint.every=2"],
-            "activation_checkpoint.every = 2: belongs to activation_checkpoint=periodic.",
-        ),
-    ],
-)
-def test_wrong_requests_are_one_line(overrides: list[str], line: str) -> None:
-    (problem,) = rules(resolve(["model=mlp", *overrides]))
-    assert problem.line().startswith(line)
-
-
-def test_a_key_that_is_misspelt_or_mistyped_is_told() -> None:
-    with pytest.raises(RequestError, match=r"activation_checkpoint.slot = 2: there is no such key. Try .*slots=2"):
-        resolve(["model=mlp", "activation_checkpoint=revolve", "activation_checkpoint.slot=2"])
-    with pytest.raises(RequestError, match="activation_checkpoint.slots = many: must be a whole number or null"):
-        resolve(["model=mlp", "activation_checkpoint=revolve", "activation_checkpoint.slots=many"])
 
 
 @pytest.mark.parametrize(

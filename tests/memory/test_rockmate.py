@@ -10,7 +10,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from test_graph_programs import refused
 from test_rotor import Chain
 
 from runner.memory.solve.program import check_program
@@ -30,7 +29,7 @@ def some_ways(seed: int, count: int) -> list[list[Partly]]:
     return [[Partly(f"way {at}", float(draw(2, 20)), draw(1, 8)) for at in range(draw(0, 2))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_first_forwards_are_the_fastest_of_all_ways(seed: int) -> None:
     count = 4
     chain, ways = Chain(seed, count), some_ways(seed, count)
@@ -117,10 +116,3 @@ def test_gradients_are_the_same_bits_and_counted_peaks_are_within_the_budget() -
     for row in measured:
         assert row["measured_bytes"] <= row["budget"]
         assert row["predicted_bytes"] * 0.99 <= row["measured_bytes"] <= row["predicted_bytes"] + 520
-
-
-def test_compiled_layers_and_moved_activations_are_refused() -> None:
-    told = refused("activation_checkpoint=rockmate", "compile=true")
-    assert told.startswith("compile = true: must be false with activation_checkpoint=rockmate.")
-    told = refused("activation_checkpoint=rockmate", "offload=activations_save_on_cpu")
-    assert told.startswith("offload.activations = save_on_cpu: must not meet activation_checkpoint=rockmate.")

@@ -7,20 +7,18 @@ from functools import cache, partial
 
 import pytest
 import torch
-from layouts import train_in_threads, uniform
+from layouts import uniform
 from plan_profiles import layer, model
-from programs import make_blocks, measured_and_predicted, points
-from test_budgets import SCALARS, blocks, grid, limits_are_kept, measured, planned
+from programs import Trained, make_blocks, measured_and_predicted, points, train_under
+from test_budgets import SCALARS, blocks, grid, measured, planned
 from test_graph_programs import some_program
 from test_memory_engine import make_gpt, token_loss, tokens
 from torch import nn
 
 from runner.config.compose.resolve import resolve
-from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.graph.stage import graph_of
 from runner.memory.solve.values import ActivationPlan, Program, Segment, StageChain
-from runner.model.layers import StageModule
 from runner.plan.choices import stage_peak
 from runner.plan.make import make_plan
 from runner.plan.stages.figures import stage_figures
@@ -38,6 +36,7 @@ def program(kind: str, first: int, last: int) -> Program:
     if kind == "graph":
         return some_program(graph_of(StageChain(blocks(), first, last)), 1)
     of_stage: dict[str, tuple[Segment, ...]] = {
+        "kept": (Segment(first, last),),
         "each": tuple(again(at, at) for at in range(first, last + 1)),
         "whole": (again(first, last),),
         "between": (Segment(first, first), again(first + 1, last - 1), Segment(last, last)),
@@ -54,25 +53,26 @@ def programs(kind: str) -> tuple[Program, ...]:
     return tuple(program(kind, first, last) for first, last in STAGES)
 
 
-KINDS = ("each", "whole", "between", "nested", "graph")
+@cache
+def trained(kind: str) -> Trained:
+    return train_under(make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_peak_of_a_split_backward_is_the_predicted_one(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["each", "between", "nested", "graph"])
+def test_the_peak_of_a_split_backward_is_the_predicted_one_with_the_same_bits(kind: str) -> None:
     """The gradients of weights that I makes wait until it ends, and it makes all of layers that run again."""
-    found, told = measured_and_predicted(
-        make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3
-    )
-    for each, expected in zip(found, told, strict=True):
+    found, plain = trained(kind), trained("kept")
+    assert found.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(plain.weights[name], found.weights[name])] == []
+    for each, expected in zip(found.peaks, found.predicted, strict=True):
         assert 0.99 * expected <= each <= expected + SCALARS
 
 
 @pytest.mark.parametrize("kind", ["kept", "between"])
 def test_the_peak_with_hooks_on_what_is_saved_is_the_predicted_one(kind: str) -> None:
     """What hooks fetch can be read once, so that I makes all gradients and leaves nothing to W."""
-    whole = tuple((Segment(first, last),) for first, last in STAGES) if kind == "kept" else programs(kind)
     found, told = measured_and_predicted(
-        make_blocks, nn.functional.mse_loss, points(384), whole, "zb_h1", count=3, to_host=True
+        make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3, to_host=True
     )
     for each, expected in zip(found, told, strict=True):
         assert 0.99 * expected <= each <= expected + SCALARS
@@ -82,49 +82,8 @@ def test_the_peak_of_a_gpt_whose_layers_differ_is_the_predicted_one() -> None:
     """Its embedding, norms and head have weights that a product of matrices does not have, or a larger one."""
     make = partial(make_gpt, 0.1, 32, 4)
     whole = (tuple(again(at, at) for at in range(3)), (again(3, 4), Segment(5, 5)))
-    found, told = measured_and_predicted(make, token_loss, tokens(16, 1)[0], whole, "zb_h1")
+    found, told = measured_and_predicted(make, token_loss, tokens(16), whole, "zb_h1")
     assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
-
-
-@cache
-def trained(kind: str) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
-    def prepare(stage: StageModule, number: int) -> None:
-        if kind != "none":
-            install(stage, programs(kind)[number])
-
-    return train_in_threads(
-        make_blocks, nn.functional.mse_loss, [points(24)] * 2, pipeline=2, data=1, schedule="zb_h1", count=3,
-        optimizer=partial(torch.optim.SGD, lr=0.1), prepare=prepare,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_and_weights_are_the_same_bits(kind: str) -> None:
-    losses, weights = trained("none")
-    assert trained(kind)[0] == losses
-    assert [name for name in weights if not torch.equal(weights[name], trained(kind)[1][name])] == []
-
-
-@pytest.mark.slow
-def test_the_limit_is_kept_and_less_memory_never_takes_more() -> None:
-    limits_are_kept("rotor", 2, 3, "zb_h1")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("policy", "pipeline"),
-    [
-        ("rotor", 2),
-        ("kusumoto", 2),
-        ("auto", 2),
-        ("rotor", 4),
-        ("kusumoto", 4),
-        ("auto", 4),
-    ],
-)
-def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int) -> None:
-    limits_are_kept(policy, pipeline, 20, "zb_h1")
 
 
 def test_a_pool_may_be_filled_by_those_whose_first_part_of_the_backward_is_not_done() -> None:

@@ -6,17 +6,13 @@ from collections import Counter
 from math import log2
 
 import pytest
-import torch
 from plan_profiles import layer, model
-from test_budgets import SCALARS, limits_are_kept
-from test_graph_programs import TASKS, Bench, bench, plain, programs_of, ran
+from test_graph_programs import TASKS, Bench, bench, programs_of, runs_as_predicted
 
 from runner.memory.solve.graph.separators import bags, deepest, separated_order
 from runner.memory.solve.graph.stage import graph_of
 from runner.memory.solve.graph.values import replayed
-from runner.memory.solve.program import forwards
 from runner.memory.solve.values import StageChain
-from runner.plan.choices import program_cost
 
 
 def test_bags_have_what_later_layers_need() -> None:
@@ -73,16 +69,7 @@ def test_without_cuts_everything_is_kept() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_programs_give_the_same_bits_with_the_predicted_peak(name: str) -> None:
-    of, expected = bench(name), plain(name)
-    programs = programs_of("treewidth", of)
-    assert 1 < len(programs) <= deepest(of.graph)
+    programs = programs_of("treewidth", bench(name))
+    assert 1 < len(programs) <= deepest(bench(name).graph)
     for program in programs:
-        found = ran(of, program)
-        assert all(map(torch.equal, found.result, expected.result))
-        assert found.calls.total() == forwards(program)
-        predicted = program_cost(of.chain, program).peak_bytes
-        assert 0.99 * predicted <= found.peak <= predicted + SCALARS
-
-
-def test_the_limit_is_kept_in_a_pipeline() -> None:
-    limits_are_kept("treewidth", 2, 5)
+        runs_as_predicted(name, program)

@@ -95,8 +95,6 @@ def programs(kind: str, pipeline: int) -> tuple[Program, ...]:
     )
 
 
-LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (4, "zb_h1")]
-KINDS = ["kept", "each", "some", "treewidth"]
 QUICK = [("kept", 1, "1f1b"), ("treewidth", 1, "1f1b"), ("kept", 2, "zb_h1"), ("some", 2, "zb_h1")]
 
 
@@ -110,13 +108,6 @@ def is_predicted(kind: str, pipeline: int, schedule: str) -> None:
 
 @pytest.mark.parametrize(("kind", "pipeline", "schedule"), QUICK)
 def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedule: str) -> None:
-    is_predicted(kind, pipeline, schedule)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_counted_peak_is_the_predicted_one_in_every_layout(kind: str, pipeline: int, schedule: str) -> None:
     is_predicted(kind, pipeline, schedule)
 
 

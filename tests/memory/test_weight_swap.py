@@ -10,7 +10,6 @@ from functools import cache, partial
 
 import pytest
 import torch
-from covering import sampled
 from layouts import make_engine, part_of
 from swapped_runs import STEPS, Ran, scalars, train_swapped
 from torch import Tensor, nn
@@ -106,31 +105,16 @@ def run(model: str, *overrides: str, samples: int = SAMPLES) -> Ran:
     )
 
 
-ORDERS = [
-    (),
-    ("schedule=gpipe",),
-    ("activation_checkpoint=full",),
-    ("activation_checkpoint=periodic", "activation_checkpoint.every=2"),
-    ("parallelism.pipeline=2",),
-    ("parallelism.pipeline=2", "schedule=gpipe"),
-    ("parallelism.pipeline=2", "activation_checkpoint=full"),
-    ("parallelism.data=2",),
-    ("schedule=looped_bfs", "schedule.chunks=4"),
-    ("parallelism.pipeline=2", "schedule=looped_bfs"),
-    ("parallelism.pipeline=2", "schedule=interleaved_1f1b", "schedule.microbatches=4"),
-]
-
-
-CASES = list(itertools.product(MODELS, (GRANULAR, HALF), ORDERS))
-SOME = (
-    ("mlp", HALF, ()),
+CASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("mlp", HALF, ("parallelism.data=2",)),
+    ("gpt", HALF, ("schedule=looped_bfs", "schedule.chunks=4")),
     ("gpt", GRANULAR, ("parallelism.pipeline=2",)),
     ("convolutions", HALF, ("activation_checkpoint=full",)),
     ("mlp", GRANULAR, ("parallelism.pipeline=2", "schedule=interleaved_1f1b", "schedule.microbatches=4")),
 )
 
 
-@pytest.mark.parametrize("case", sampled(CASES, *SOME), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_bytes_and_peaks_are_those_of_the_plan(case: tuple[str, tuple[str, ...], tuple[str, ...]]) -> None:
     model, offload, order = case
     kept, moved = run(model, *order), run(model, *offload, *order)
@@ -142,21 +126,17 @@ def test_bits_bytes_and_peaks_are_those_of_the_plan(case: tuple[str, tuple[str, 
         assert measured <= predicted + SCALARS
 
 
-@pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize(
-    "order", [(), ("parallelism.pipeline=2",), ("schedule=looped_bfs", "schedule.chunks=4")], ids=str
+    ("order", "samples"), [(("parallelism.pipeline=2",), 1), (("schedule=looped_bfs", "schedule.chunks=4"), 2)], ids=str
 )
 def test_bits_are_the_same_where_the_last_microbatches_have_no_samples(order: tuple[str, ...], samples: int) -> None:
     """As in the last batch of an epoch: what the last one that is computed has used goes home."""
     run("mlp", *GRANULAR, *order, samples=samples).assert_same(run("mlp", *order, samples=samples))
 
 
-@pytest.mark.parametrize(
-    "order", sampled([(), ("parallelism.pipeline=2",), ("activation_checkpoint=full",)], ()), ids=str
-)
-def test_the_peak_is_the_predicted_one_to_a_percent(order: tuple[str, ...]) -> None:
+def test_the_peak_is_the_predicted_one_to_a_percent() -> None:
     wide = ("model.kwargs.width=512", "model.kwargs.layers=8")
-    moved, kept = run("mlp", *wide, *HALF, *order), planned("mlp", *wide, *order)
+    moved, kept = run("mlp", *wide, *HALF), planned("mlp", *wide)
     for most, predicted, before in zip(moved.peak, moved.plan.peak_memory_bytes, kept.peak_memory_bytes, strict=True):
         assert 0.99 * predicted <= most <= predicted + SCALARS
         assert most < 0.8 * before
@@ -170,7 +150,7 @@ def test_a_layer_has_no_gradients_on_the_device_before_its_backward_makes_the_fi
         assert 0.995 * predicted <= most <= predicted + SCALARS
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 4])
 def test_layer_to_layer_moves_each_weight_twice_whatever_the_number_of_microbatches(count: int) -> None:
     moved = run("mlp", *L2L, "schedule.chunks=6", f"schedule.microbatches={count}")
     sizes = [4 * layer.num_parameters for layer in moved.plan.profile.layers]
@@ -181,7 +161,7 @@ def test_layer_to_layer_moves_each_weight_twice_whatever_the_number_of_microbatc
 
 def test_layer_to_layer_has_the_bits_of_one_process_and_needs_two_layers_at_any_depth() -> None:
     width, peaks = 256, []
-    for depth in (4, 8, 16):
+    for depth in (4, 8):
         sizes = (f"model.kwargs.width={width}", f"model.kwargs.layers={depth}")
         moved = run("mlp", *sizes, *L2L, f"schedule.chunks={depth}")
         moved.assert_same(run("mlp", *sizes))
@@ -193,8 +173,8 @@ def test_layer_to_layer_has_the_bits_of_one_process_and_needs_two_layers_at_any_
     assert all(abs(peak - two) <= 0.05 * two for peak in peaks), (peaks, two)
 
 
-@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_frozen_blocks_come_to_the_device_and_nothing_goes_back(pipeline: int) -> None:
+def test_frozen_blocks_come_to_the_device_and_nothing_goes_back() -> None:
+    pipeline = 2
     frozen_blocks = ("trainer.freeze=['[1-4].*']", f"parallelism.pipeline={pipeline}")
     swapped = ("offload=weights_blockswap", "offload.blocks=2", "offload.frozen_only=true")
     kept, moved = run("mlp", *frozen_blocks), run("mlp", *frozen_blocks, *swapped)
@@ -207,21 +187,6 @@ def test_frozen_blocks_come_to_the_device_and_nothing_goes_back(pipeline: int) -
         measured <= predicted + SCALARS
         for measured, predicted in zip(moved.peak, moved.plan.peak_memory_bytes, strict=True)
     )
-
-
-def test_half_of_the_layers_is_faster_than_all_of_them_over_one_link() -> None:
-    every = planned("mlp", "offload=weights_granular", "offload.fraction=1.0")
-    speed = sum(every.host_weight_bytes) / (10 * every.time.step_seconds)  # copies wait on slow machines, too
-    seconds = []
-    for fraction in ("0.5", "1.0"):
-        offload = ("offload=weights_granular", f"offload.fraction={fraction}", f"offload.bytes_per_second={speed}")
-        plan = planned("mlp", *offload)
-        copies = sum(plan.host_weight_bytes) / speed
-        free = planned("mlp", *offload[:2]).time.step_seconds
-        assert free < plan.time.step_seconds <= free + copies
-        assert max(plan.host_seconds) > 0
-        seconds.append(plan.time.step_seconds)
-    assert seconds[0] < seconds[1]
 
 
 def test_as_few_layers_move_as_the_limit_asks_for() -> None:
@@ -237,7 +202,7 @@ def test_as_few_layers_move_as_the_limit_asks_for() -> None:
     assert numbers[0] == 0 < numbers[1] < numbers[2] < 10
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_least_set_is_that_of_all_sets(seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)
     draw = partial(torch.randint, 1, 9, generator=chance)

@@ -6,7 +6,6 @@ import importlib.util
 
 import pytest
 import torch
-from covering import covering, sampled
 from narrow import present
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,9 +32,7 @@ def profiled(*overrides: str, fake: bool, dtype: torch.dtype = torch.float32, sa
         return profile_layers(sources, mode.from_tensor(inputs), mode.from_tensor(targets), loss, dtype)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "model"), covering({"dtype": [torch.float32, torch.bfloat16], "model": ["gpt", "mlp"]}, strength=1)
-)
+@pytest.mark.parametrize(("dtype", "model"), [(torch.bfloat16, "gpt"), (torch.float32, "mlp")])
 def test_fake_tensors_give_the_bytes_of_real_ones(model: str, dtype: torch.dtype) -> None:
     fake, real = (profiled(f"model={model}", fake=kind, dtype=dtype) for kind in (True, False))
     assert fake.layers == real.layers
@@ -136,7 +133,7 @@ def test_what_does_not_fit_together_is_a_problem_of_the_request(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
-@pytest.mark.parametrize("architecture", sampled(["llama", "gpt2", "bert"], "llama"))
+@pytest.mark.parametrize("architecture", ["llama", "bert"])
 def test_a_whole_language_model_has_the_same_bytes_on_fake_tensors(architecture: str) -> None:
     """It makes the same masks on both, although fake positions have no values that tell whether a row is one text."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from layouts import make_engine, part_of, uniform
@@ -21,6 +22,7 @@ from runner.model.layers import StageModule, build_stage, layers_of
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
@@ -74,9 +76,31 @@ def points(samples: int = 1024, width: int = 48) -> Batch:
     return torch.randn(samples, width, generator=generator), torch.randn(samples, width, generator=generator)
 
 
-def measured_and_predicted(
+@dataclass(frozen=True)
+class Trained:
+    """What two steps of AdamW under programs did; lists are by rank.
+
+    Attributes:
+        peaks: the most bytes of live tensors, as a meter counted them.
+        predicted: the plan's.
+        weights: weights and buffers at the end, by global name.
+    """
+
+    peaks: list[int]
+    predicted: tuple[int, ...]
+    losses: list[list[float]]
+    weights: dict[str, Tensor]
+
+
+def measured_and_predicted(*given: Any, **options: Any) -> tuple[list[int], tuple[int, ...]]:
+    """The peak bytes of :func:`train_under`: those of a run, and the plan's."""
+    trained = train_under(*given, **options)
+    return trained.peaks, trained.predicted
+
+
+def train_under(
     make: Callable[[], nn.Module],
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[..., Any],
     batch: Batch,
     programs: Sequence[Program],
     schedule: str | Schedule,
@@ -84,20 +108,20 @@ def measured_and_predicted(
     *,
     to_host: bool = False,
     messages: Callable[[Transport], Transport] = lambda transport: transport,
-) -> tuple[list[int], tuple[int, ...]]:
-    """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan.
+    profile: ModelProfile | None = None,
+) -> Trained:
+    """Train a pipeline with AdamW, with a program for each stage.
 
-    There is a program for each stage. With ``to_host``, hooks send what is saved to the host, whose memory is the
-    device's here; ``messages`` makes the transport of which a rank's engine knows.
+    With ``to_host``, hooks send what is saved to the host, whose memory is the device's here; ``messages`` makes the
+    transport of which a rank's engine knows; ``profile`` is that of the model, which is made where it is not given.
     """
     samples = len(batch[0])
     order = build(schedule, ranks=len(programs), microbatches=count) if isinstance(schedule, str) else schedule
     sources = layers_of(make(), 0)
     partition = uniform(len(sources), order.stages)
     inputs, targets = (value[: -(-samples // count)] for value in batch)
-    profile = replace(
-        profile_layers(sources, inputs, targets, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0
-    )
+    profile = profile or profile_layers(sources, inputs, targets, loss, torch.float32)
+    profile = replace(profile, optimizer_bytes_per_gradient_byte=2.0)
     plan = ActivationPlan(tuple(programs), to_host, host_apart=False)
     figures = stage_figures(adjusted(profile, plan), partition)
     predicted = predict_memory(lower(order), profile, figures, MemoryNeeds(samples)).peak_bytes
@@ -106,17 +130,23 @@ def measured_and_predicted(
     def prepare(stage: StageModule, number: int) -> None:
         install(stage, programs[number], to_host=to_host)
 
-    def run(transport: ThreadTransport) -> int:
+    def run(transport: ThreadTransport) -> tuple[int, list[float], dict[str, Tensor]]:
         engine = make_engine(
             models[transport.rank], loss, messages(transport), schedule=order, pipeline=order.ranks, data=1,
             count=count, optimizer=partial(torch.optim.AdamW, foreach=False), prepare=prepare,
         )  # fmt: skip
-        meter = MemoryMeter(engine)
+        meter, losses = MemoryMeter(engine), []
         for _ in range(2):
             own = part_of(batch, transport, order.ranks, 1, order)
             with meter.step(own):
-                engine.submit(own)
+                losses += [step.loss for step in engine.submit(own)]
         engine.drain()
-        return meter.peak_bytes
+        return (
+            meter.peak_bytes,
+            losses,
+            {k: v for each in engine.stages.values() for k, v in each.global_state().items()},
+        )
 
-    return run_ranks(order.ranks, run), predicted
+    found = run_ranks(order.ranks, run)
+    weights = {name: value for _, _, state in found for name, value in state.items()}
+    return Trained([peak for peak, _, _ in found], predicted, [losses for _, losses, _ in found], weights)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from covering import every_third
 from layouts import make_engine, part_of, uniform
 from small_models import ZOO
 from test_zoo_models import (
@@ -68,10 +67,7 @@ def planned(
     [
         ("dropout", "full", "fp32"),
         ("resnet", "full", "fp32"),
-        ("dropout", "selective", "fp16"),
-        ("resnet", "periodic", "bf16_mixed"),
-        ("tied_gpt", "full", "fp16"),
-        ("gpt2", "selective", "fp32"),
+        ("tied_gpt", "selective", "fp16"),
         ("mixture", "periodic", "fp16_mixed"),
     ],
 )
@@ -90,8 +86,7 @@ def test_recomputed_segments_give_the_same_bits(name: str, policy: str, precisio
     assert [n for n in kept[1] if not torch.equal(again[1][n], kept[1][n])] == [], "buffers too: updated once"
 
 
-@pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(("stage", "policy"), [(0, "none"), (1, "full"), (2, "none")])
 def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(stage: int, policy: str) -> None:
     case = ZOO["tied_gpt"]
     armed: list[Any] = []
@@ -164,13 +159,14 @@ def test_one_more_forward_per_microbatch_of_a_segment(recomputes: bool) -> None:
 
 
 PEAKS = [
-    *((name, policy, "1f1b") for name in ("unet", "resnet", "dropout", "mlp", "gpt2") for policy in ("none", "full")),
-    *(("tied_gpt", policy, "1f1b") for policy in POLICIES),
-    *((name, "none", "zb_v") for name in ("tied_gpt", "unet", "resnet")),  # I and W, and two stages on each rank
+    ("unet", "none", "1f1b"),
+    ("gpt2", "full", "1f1b"),
+    ("tied_gpt", "selective", "1f1b"),
+    ("unet", "none", "zb_v"),  # I and W, and two stages on each rank
 ]
 
 
-@pytest.mark.parametrize(("name", "policy", "schedule"), every_third(PEAKS))
+@pytest.mark.parametrize(("name", "policy", "schedule"), PEAKS)
 def test_the_measured_peak_of_traced_models_is_the_predicted_one(name: str, policy: str, schedule: str) -> None:
     case, pipeline, count, batch = ZOO[name], 2, 4, 32
     order = build(schedule, ranks=pipeline, microbatches=count)
