@@ -281,7 +281,7 @@ def test_residuals_telescope(name: str) -> None:
     assert name == "bf16" or float(left.abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", ["topk", "randomk", "qsgd", "powersgd", "gradzip"])
 def test_a_run_that_goes_on_has_the_same_bits(name: str) -> None:
     batches = make_batches(6)
     whole = Ranks(section_of(name), data=2, optimizer=partial(torch.optim.SGD, lr=0.05))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,24 +50,36 @@ def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
+Ran = tuple[list[tuple[float, float | None]], dict[str, torch.Tensor], list[TakenBack]]
+"""A rank's losses with their scales, its weights and buffers at the end, and what it has taken back."""
+
+
 def run(
-    schedule: Schedule, *, data: int = 1, model: dict[str, Any] | None = None, **options: Any
-) -> list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]]:
-    """Per rank: the steps' losses, the weights and buffers at the end, what was taken back."""
+    schedule: Schedule, *, data: int = 1, model: dict[str, Any] | None = None, falling: bool = False, **options: Any
+) -> list[Ran]:
+    """Train on every rank; a learning rate that falls is set before each step."""
     pipeline = schedule.ranks
     models = [make_model(**model or {}) for _ in range(pipeline * data)]
 
-    def one(transport: ThreadTransport) -> tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]:
+    def one(transport: ThreadTransport) -> Ran:
+        made: list[torch.optim.Optimizer] = []
+
+        def remembered(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+            made.append(adamw(parameters))
+            return made[0]
+
         engine = make_engine(
             models[transport.rank], cross_entropy, transport, schedule=schedule, pipeline=pipeline, data=data,
-            count=schedule.microbatches, optimizer=adamw, **options,
+            count=schedule.microbatches, optimizer=remembered, **options,
         )  # fmt: skip
         steps = []
-        for batch in make_batches():
+        for number, batch in enumerate(make_batches()):
+            if falling:
+                made[0].param_groups[0]["lr"] = 3e-2 / (1 + number)
             steps += engine.submit(part_of(batch, transport, pipeline, data, schedule))
         engine.drain()
         weights = {k: v.clone() for s in engine.stages.values() for k, v in s.global_state().items()}
-        return [step.loss for step in steps], weights, list(engine.taken_back)
+        return [(step.loss, step.loss_scale) for step in steps], weights, list(engine.taken_back)
 
     return run_ranks(pipeline * data, one)
 
@@ -78,8 +91,8 @@ def named(name: str, ranks: int, count: int = COUNT) -> Schedule:
 
 
 def assert_same(
-    found: list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]],
-    expected: list[tuple[list[float], dict[str, torch.Tensor], list[Any]]],
+    found: list[Ran],
+    expected: list[Ran],
 ) -> None:
     for (losses, weights, _), (other_losses, other_weights, _) in zip(found, expected, strict=True):
         assert losses == other_losses
@@ -93,7 +106,7 @@ def test_clipped_steps_are_taken_back_bitwise(name: str, clip_norm: float | None
     expected = make_model(**without_dropout)
     losses = train(expected, cross_entropy, make_batches(), count=COUNT, optimizer=adamw, clip_norm=clip_norm)
     for own_losses, own_weights, taken_back in found:
-        assert own_losses == losses
+        assert [loss for loss, _ in own_losses] == losses
         assert all(torch.equal(value, expected.state_dict()[key]) for key, value in own_weights.items())
         assert bool(taken_back) == (clip_norm is not None)
         assert all(not step.skipped and present(step.grad_norm) > present(clip_norm) for step in taken_back)
@@ -103,8 +116,8 @@ def test_clipped_steps_are_taken_back_bitwise(name: str, clip_norm: float | None
 
 def test_two_chunks_on_a_rank(tmp_path: Path) -> None:
     schedule = from_file(tmp_path)
-    found = run(schedule, clip_norm=1.0, post_validation=True)
-    assert_same(found, run(schedule, clip_norm=1.0))
+    found = run(schedule, clip_norm=1.0, post_validation=True, falling=True)
+    assert_same(found, run(schedule, clip_norm=1.0, falling=True))
     assert found[0][2]
 
 
@@ -124,9 +137,10 @@ def test_an_overflow_on_each_rank_in_turn_is_skipped_bitwise(layer: int) -> None
 
 
 def test_the_loss_scale_is_the_one_of_waiting_ranks() -> None:
-    scaling = LossScaling(initial_scale=2.0**8, growth_interval=2, samples=BATCH)
+    """Rank 1 has stepped when it hears of the overflow, and its scale has grown by then."""
+    scaling = LossScaling(initial_scale=2.0**8, growth_interval=3, samples=BATCH)
     options: dict[str, Any] = {
-        "model": {"overflow_at": 5},
+        "model": {"overflow_at": 0},
         "scaling": scaling,
         "dtype": torch.float16,
         "masters": True,

@@ -37,10 +37,6 @@ def as_run(program: Program, order: Schedule) -> Program:
     return replace(program, schedule=replace(program.schedule, ahead=0), actions=tuple(rows))
 
 
-def p90(values: list[float]) -> float:
-    return statistics.quantiles(values, n=10)[-1]
-
-
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(2, 5, None), (4, 8, None), (4, 9, 3)])
 def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(
     ranks: int, microbatches: int, limit: int | None
@@ -83,25 +79,6 @@ def test_late_messages_reorder_without_chance_and_save_time() -> None:
     schedule = opportunistic(4, 16)
     slow = Costs(comm=1.0)
     assert simulate(realised(schedule, slow), slow).makespan < simulate(schedule, slow).makespan
-
-
-@pytest.mark.parametrize("comm", [0.0, 1.0])
-def test_p90_of_a_step_is_below_1f1bs_that_keeps_as_little(comm: float) -> None:
-    """1F1B with every layer recomputed in its backward, which then takes 3; with messages of a forward's time also
-    plain 1F1B, which keeps all it saved."""
-    schedule = opportunistic(4, 16)
-    one_f_one_b = build("1f1b", ranks=4, microbatches=16)
-    ours, static, recomputing, plain = [], [], [], []
-    for seed in range(16):
-        costs, jitter = Costs(comm=comm), Jitter(0.3, seed)
-        ours.append(simulate(realised(schedule, costs, jitter), costs, jitter).makespan)
-        static.append(simulate(schedule, costs, jitter).makespan)
-        recomputing.append(simulate(one_f_one_b, Costs(B=3, comm=comm), jitter).makespan)
-        plain.append(simulate(one_f_one_b, costs, jitter).makespan)
-    assert p90(ours) < 0.95 * p90(recomputing)
-    assert p90(ours) <= p90(static)
-    if comm:
-        assert p90(ours) < 0.95 * p90(plain)
 
 
 def test_chance_is_a_function_of_the_seed_and_the_action_alone() -> None:

@@ -91,13 +91,6 @@ def test_mark_points_at_the_cell() -> None:
     assert lines[-1] == "span 33, bubble 27.3 % of all rank time"
 
 
-def test_mark_of_a_message() -> None:
-    program = lower(MINE)
-    lines = to_text(program, Costs(), mark=(1, 5)).splitlines()
-    assert lines[2].endswith("here: 1SEND_F1>2 (rank 1, cell 5)")
-    assert lines[:2] == to_text(MINE, Costs()).splitlines()[:2]
-
-
 def test_plain_order() -> None:
     lines = to_text(MINE).splitlines()
     assert lines[3] == "r3 |3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"
