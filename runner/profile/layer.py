@@ -76,8 +76,8 @@ class SplitBackward:
         inputs: the storages of ``input_bytes``; None = not known.
         held_bytes: the part of ``deferred_bytes`` that the stage's caller holds while I runs, as it is the stage's
             output. A measured profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
-        made_bytes: the most that W makes at once of the gradients of a weight that several layers of the stage share,
-            which it sums. A measured profile has none.
+        made_bytes: the largest increase during W over what was alive at its start: of a weight that is used several
+            times, the sum and one part. 0 = not known, the gradient of the largest parameter is used.
     """
 
     deferred_bytes: int

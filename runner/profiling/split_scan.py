@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.model.split.backward import backward_input
+from runner.model.split.backward import PendingWeights, backward_input, backward_weight
 from runner.model.split.graph import Graph
 from runner.model.split.reasons import kept_in_input, waiting_weights
 from runner.profile import SplitBackward
@@ -61,6 +61,7 @@ def split_figures(
     del given
     needed = _still_needed(copies, tracker)
     needed_input, left = sum(needed), tracker.live
+    made_bytes = _made_by(pending, tracker)
     del pending
     deferred = left - base - needed_gradient - needed_input
     figures = SplitBackward(
@@ -78,6 +79,7 @@ def split_figures(
         handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),
         handed_undivided_bytes=handed_peaks(_everything, function, value, tracker, own),
         asking_bytes=asking_bytes(_everything, function, value, tracker),
+        made_bytes=made_bytes,
         chained_asking_bytes=asking_bytes(_everything, function, value, tracker, chained=True),
     )
     if not kept or module is None:
@@ -89,6 +91,14 @@ def split_figures(
         kept_in_one_piece=any(each.in_one_piece for each in kept),
     )
     return figures.with_kept_share(backward_flops, flops.total, _flops_for_input(function, value))
+
+
+def _made_by(pending: PendingWeights, tracker: LiveTracker) -> int:
+    """Run W; return the largest increase over what was alive at its start."""
+    before = tracker.live
+    tracker.reset_peak()
+    backward_weight(pending)
+    return tracker.peak - before
 
 
 def _input_alone(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:

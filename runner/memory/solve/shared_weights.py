@@ -69,7 +69,7 @@ class SharedGradients:
             layer.with_backward(alone, chained),
             handed_backward_bytes=(),  # they are measured without other users of the weights
             backward_made_bytes=None if made is None else made + max(0, chained - layer.inner_backward_bytes),
-            split=None if of_i is None else replace(of_i, made_bytes=2 * self._largest[at]),
+            split=None if of_i is None else replace(of_i, made_bytes=max(of_i.made_bytes, 2 * self._largest[at])),
         )
 
     def shared_with(self, others: Collection[int]) -> list[int]:
