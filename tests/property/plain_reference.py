@@ -50,7 +50,8 @@ class Task:
         rate: the learning rate of a step.
         dtype: of weights and inputs.
         autocast: of matrix products, or None.
-        scale: the first factor on the loss of a sample, of which gradients are taken; None: they are its own.
+        scale: the first factor on the mean loss, of which gradients are taken; None: they are its own. A sum is divided
+            by the power of two below its weight in the first step, before which it is taken to be the samples.
         frozen: patterns of the names of weights that are not trained.
         late: for schedules whose windows overlap.
     """
@@ -76,7 +77,10 @@ class Task:
 
 @dataclass
 class Result:
-    """The losses, the gradients of each step as an optimizer gets them, and the weights and buffers at the end."""
+    """The losses, the gradients of each step as an optimizer gets them, and the weights and buffers at the end.
+
+    A step that is skipped has no gradients.
+    """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
@@ -120,6 +124,7 @@ class _Training:
         self.buffers_of = [[each.clone() for each in self.buffers]]
         self.kept = [self.snapshot()]
         self.scale = task.scale
+        self.weight = float(task.batch)  # of a step, once it is known
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in self.trained.items()}
@@ -196,7 +201,7 @@ class _Training:
     @property
     def factor(self) -> float:
         """The factor on a step's summed loss."""
-        return 1.0 if self.scale is None else self.scale / 2.0 ** math.floor(math.log2(self.task.batch))
+        return 1.0 if self.scale is None else self.scale / 2.0 ** math.floor(math.log2(self.weight))
 
     @torch.no_grad()
     def _use_buffers(self, replica: int) -> None:
@@ -221,13 +226,15 @@ class _Training:
         finite = math.isfinite(total) and all(bool(each.isfinite().all()) for each in given)
         _divide_and_clip(task, given if finite else (), whole * self.factor)
         own = {name: each.grad.clone() for name, each in self.updated.items() if each.grad is not None}
+        if number == 0:
+            self.weight = max(1.0, whole)
         if finite:
             self.update(number)
         elif self.scale is not None:
             self.scale /= 2
         self.kept.append(self.snapshot())
         result.losses.append(total / whole)
-        result.gradients.append(own)
+        result.gradients.append(own if finite or self.scale is None else {})
 
     def update(self, number: int) -> None:
         for group in self.optimizer.param_groups:

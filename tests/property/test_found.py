@@ -40,6 +40,12 @@ FOUND = {
         "recurrent",
         "parallelism.pipeline=2 parallelism.data=3 schedule.microbatches=6 data.batch_size=15 compression=signsgd",
     ),
+    "sums of a cell's weight in W needed 9 % more than was planned": Found(
+        "recurrent", "schedule=zb_h1 parallelism.pipeline=2 schedule.microbatches=7 data.batch_size=7 optimizer=lars"
+    ),
+    "a step that the loss scale skips has no gradients": Found(
+        "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
+    ),
 }
 
 

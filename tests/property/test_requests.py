@@ -14,9 +14,7 @@ _SEED = "one"
 """The seed of the quick requests: while what other seeds find is being mended, only ``-m full`` draws by the commit."""
 
 _KNOWN = {
-    44: "the loss scale of fp16_mixed skips the first step, for which the reference has no gradient",
     87: "states of 4 bits are rounded otherwise than in the reference from the second step on",
-    88: "a moved LSTM under zb_h1 holds 9 % more than is predicted",
 }
 """What the quick requests have found and nobody has mended yet: the numbers of the requests, and what is wrong."""
 
