@@ -10,35 +10,12 @@ from unittest.mock import patch
 import torch
 
 from runner.config.schema import RunConfig
-from runner.engine.actions.compute import Compute
 from runner.engine.executor import Executor
-from runner.engine.run_windows import WindowRunner
 from runner.engine.step_ends import StepEnds
 from runner.engine.update.gradients import StageGradients
-from runner.engine.window import StepBatch, Window
-from runner.engine.works.work import Place
+from runner.engine.window import Window
 from runner.schedule.values import Action
 from runner.training.verify.recording_rank import run_recording_rank
-
-
-def wrong_scale(config: RunConfig, run_dir: Path) -> None:
-    """Twice the mean gradient; Adam's weights hardly show it."""
-    right = StageGradients.divide
-    with patch.object(StageGradients, "divide", lambda self, weight: right(self, weight / 2)):
-        run_recording_rank(config, run_dir)
-
-
-def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
-    """The second micro-batch's loss is reported, but has no gradient."""
-    right = Compute._lose
-
-    def lose(self: Compute, place: Place, output: Any, *, counts: bool = True) -> torch.Tensor:
-        total = right(self, place, output, counts=counts)
-        made: torch.Tensor = total * 0.0 if place.number == 1 else total
-        return made
-
-    with patch.object(Compute, "_lose", lose):
-        run_recording_rank(config, run_dir)
 
 
 def stale_weight(config: RunConfig, run_dir: Path) -> None:
@@ -66,37 +43,6 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
         update(self, window, stage)
 
     with patch.object(Executor, "run", run), patch.object(StepEnds, "step", step):
-        run_recording_rank(config, run_dir)
-
-
-def missing_reduce(config: RunConfig, run_dir: Path) -> None:
-    """Replicas keep their own sums."""
-
-    def reduce(self: Executor, action: Action) -> None:
-        pass
-
-    with patch.object(Executor, "_reduce", reduce):
-        run_recording_rank(config, run_dir)
-
-
-def swapped_target(config: RunConfig, run_dir: Path) -> None:
-    """Every sample has its neighbour's target, over the borders of micro-batches."""
-    right = WindowRunner.open
-
-    def opened(self: WindowRunner, batch: StepBatch, **given: Any) -> Window:
-        window = right(self, batch, **given)
-        if window.targets is not None:
-            sizes = [len(part) for part in window.targets]
-            window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))  # type: ignore[no-untyped-call]  # the library's
-        return window
-
-    with patch.object(WindowRunner, "open", opened):
-        run_recording_rank(config, run_dir)
-
-
-def no_clip(config: RunConfig, run_dir: Path) -> None:
-    """The norm is reported and nothing is clipped."""
-    with patch.object(StageGradients, "scale", lambda self, factor: None):
         run_recording_rank(config, run_dir)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -19,33 +18,21 @@ MOVED = {
     "weights": ("offload=weights_granular", "offload.fraction=1.0", "offload.drive={}"),
     "activations": ("offload=activations_async", "offload.drive={}"),
     "states": ("offload=nvme", "offload.nvme_path={}"),
-    "states and shares": ("offload=nvme", "offload.parameters=nvme", "offload.nvme_path={}"),
-    "states, two at once": ("offload=nvme", "offload.nvme_path={}", "zero.config={}-pipelined.json"),
 }
 # DeepSpeed swaps no less than a MiB, and adds up a norm of offloaded gradients in another order.
 ZERO = ("parallelism.data=2", "zero.stage=3", "+model.kwargs.width=1024", "trainer.grad_clip_norm=null")
-LAYOUT = {kind: ZERO if "states" in kind else ("+model.kwargs.width=64",) for kind in MOVED}
+LAYOUT = {kind: ZERO if kind == "states" else ("+model.kwargs.width=64",) for kind in MOVED}
 GONE = "is gone|No such file or directory"  # found by a write to a file, or by the making of the next one
-PIPELINED = {"zero_optimization": {"offload_optimizer": {"pipeline_read": True, "pipeline_write": True}}}
 NO_ROOM = "No space left on device"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-NEEDS_DRIVE = pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")
-KINDS = [
-    pytest.param("weights", marks=pytest.mark.full),
-    pytest.param("activations", marks=pytest.mark.full),
-    pytest.param("states", marks=NEEDS_DRIVE),
-    *(
-        pytest.param(kind, marks=(NEEDS_DRIVE, pytest.mark.full))
-        for kind in ("states and shares", "states, two at once")
-    ),
-]
+pytestmark = pytest.mark.timeout(1800)  # DeepSpeed compiles its operators at their first use
+STATES = pytest.param(
+    "states", marks=pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")
+)
 
 
 def request(kind: str, drive: Path | None = None, how: str = "") -> list[str]:
     """The overrides of a run; without a drive, of one that keeps on the device what the others move."""
     act = (f"+model.kwargs.how={how}", f"+model.kwargs.at={FOURTH_STEP}", f"+model.kwargs.folder={drive}")
-    if drive is not None:
-        Path(f"{drive}-pipelined.json").write_text(json.dumps(PIPELINED), encoding="utf-8")
     moved = [word.format(drive) for word in MOVED[kind]] if drive is not None else []
     return [
         "model.target=driven:model", *LAYOUT[kind], f"trainer.max_steps={STEPS}",
@@ -64,7 +51,7 @@ def small_drive(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["weights", STATES])
 def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path, kind: str) -> None:
     whole, broken, drive = tmp_path / "whole", tmp_path / "broken", tmp_path / "drive"
     drive.mkdir()
@@ -79,12 +66,10 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path, kind: str) -> None:
     assert_same_run(whole, broken)
     assert list(drive.iterdir()) == []
     peak = record["peak_memory_bytes"]
-    assert kind == "states, two at once" or all(
-        found <= said for said, found in zip(peak["predicted"], peak["measured"], strict=True)
-    )
+    assert all(found <= said for said, found in zip(peak["predicted"], peak["measured"], strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["activations"])
 def test_a_lost_folder_and_a_full_drive_end_the_run_and_leave_the_checkpoint(
     tmp_path: Path, small_drive: Path, kind: str
 ) -> None:

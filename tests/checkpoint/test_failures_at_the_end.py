@@ -17,7 +17,6 @@ from runner.checkpoint.file import read_checkpoint
 from runner.errors import RunFailedError
 
 RUN = ("trainer.max_steps=3", "checkpoint.every=null", "trainer.val_every=null")
-HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown")
 
 
 class Fails(pl.Callback):
@@ -53,23 +52,32 @@ def same_weights(one: Path, other: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_callback_that_fails_at_the_end(hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(monkeypatch, tmp_path / "whole", *RUN)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a failure, in this process."""
+    place = tmp_path_factory.mktemp("ends") / "whole"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_here(monkeypatch, place, *RUN)
+    return place
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_end", "teardown"])
+def test_a_callback_that_fails_at_the_end(
+    hook: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match=f"{hook} of a user's"):
         run_here(monkeypatch, tmp_path / "run", *RUN, failing(hook))
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
+    assert same_weights(tmp_path / "run", whole)
     made = record_of(tmp_path / "run")
     assert made["steps"] == len(made["loss"]) == 3
     assert made["status"] != "ok"
 
 
-def test_a_logger_that_fails_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(monkeypatch, tmp_path / "whole", *RUN)
+def test_a_logger_that_fails_at_the_end(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = ("logger.target=test_failures_at_the_end:logger", f"+logger.kwargs.directory={tmp_path}")
     with pytest.raises(OSError, match="no connection"):
         run_here(monkeypatch, tmp_path / "run", *RUN, "logger.name=custom", *own)
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
+    assert same_weights(tmp_path / "run", whole)
 
 
 def test_pictures_that_fail_fail_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,30 +90,28 @@ def test_pictures_that_fail_fail_no_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_last_checkpoint_that_cannot_be_written_leaves_the_weights(
-    asynchronous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asynchronous: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(*args: Any) -> None:
         raise RunFailedError("the disk is full")
 
-    run_here(monkeypatch, tmp_path / "whole", *RUN)
     monkeypatch.setattr("runner.training.checkpoints.write_checkpoint", write)
     monkeypatch.setattr("runner.training.checkpoints.write_part", write)
     with pytest.raises(RunFailedError, match="the disk is full"):
         run_here(monkeypatch, tmp_path / "run", *RUN, f"checkpoint.asynchronous={asynchronous}")
-    left, right = (load_file(tmp_path / name / "weights.safetensors") for name in ("run", "whole"))
+    left, right = (load_file(place / "weights.safetensors") for place in (tmp_path / "run", whole))
     assert all(torch.equal(left[name], right[name]) for name in right)
     assert record_of(tmp_path / "run")["artifacts"].keys() & {"weights", "checkpoint"} == {"weights"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("hook", "rank"), [("on_train_end", None), ("on_train_end", 0), ("on_train_epoch_end", 1)])
-def test_two_ranks_save_although_a_callback_fails_at_the_end(hook: str, rank: int | None, tmp_path: Path) -> None:
-    layout = ("parallelism.pipeline=2", "schedule.microbatches=2")
-    assert train(tmp_path / "whole", *RUN, *layout).returncode == 0
-    done = train(tmp_path / "run", *RUN, *layout, failing(hook, rank))
+@pytest.mark.parametrize(("hook", "rank"), [("on_train_end", None), ("on_train_epoch_end", 1)])
+def test_two_ranks_save_although_a_callback_fails_at_the_end(
+    hook: str, rank: int | None, whole: Path, tmp_path: Path
+) -> None:
+    done = train(tmp_path / "run", *RUN, "parallelism.pipeline=2", failing(hook, rank))
     assert done.returncode == 1
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.startswith("rank " if rank is None else f"rank {rank} ")
     assert f"ValueError: {hook} of a user's (test_failures_at_the_end.py:" in last
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
+    assert same_weights(tmp_path / "run", whole)
     assert record_of(tmp_path / "run")["status"] == "failed"

@@ -40,8 +40,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("resume", ["run/checkpoints/step-6.ckpt", "auto"])
-@pytest.mark.parametrize("kind", list(HOSTILE))
+@pytest.mark.parametrize(
+    ("kind", "resume"), [("eval", "run/checkpoints/step-6.ckpt"), *((kind, "auto") for kind in HOSTILE)]
+)
 def test_nothing_is_advised(
     kind: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

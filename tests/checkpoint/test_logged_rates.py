@@ -45,10 +45,6 @@ class Lit(pl.LightningModule):
             return [optimizer], [{"scheduler": scheduler, "interval": self.kind}]
         return optimizer
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.kind == "hook":
-            optimizer.param_groups[0]["lr"] = 0.1 * (self.global_step + 1)
-
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         if self.kind == "own_step":
             optimizer.param_groups[0]["lr"] = 0.2 * (self.global_step + 1)
@@ -88,10 +84,8 @@ def _nothing_used() -> None:
 OPTIMIZER = ("optimizer=custom", "optimizer.target=test_logged_rates:notes", "optimizer.lr=0.5")
 KINDS: dict[str, tuple[str, ...]] = {
     "warmup": (*OPTIMIZER, "lr_scheduler=cosine", "lr_scheduler.warmup_steps=3"),
-    "decay": (*OPTIMIZER, "lr_scheduler=linear", "trainer.grad_clip_norm=0.1"),
     "step": ("model.kwargs.kind=step",),
     "epoch": ("model.kwargs.kind=epoch",),
-    "hook": ("model.kwargs.kind=hook",),
     "own_step": ("model.kwargs.kind=own_step",),
 }
 
@@ -110,11 +104,8 @@ def test_the_rate_of_a_step_is_its_own(kind: str, tmp_path: Path, monkeypatch: p
         assert logged(tmp_path / "run", "lr-Notes") == pytest.approx(used, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["warmup", "step"])
-def test_it_stays_so_over_a_resume(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (*KINDS[kind], "logger=tensorboard", "lr_scheduler.total_steps=7") if kind == "warmup" else (
-        *KINDS[kind], "logger=tensorboard"
-    )  # fmt: skip
+def test_it_stays_so_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*KINDS["warmup"], "logger=tensorboard", "lr_scheduler.total_steps=7")
     run_here(monkeypatch, tmp_path / "run", *words, "trainer.max_steps=4", base=RUN)
     used = USED[-4:]
     run_here(monkeypatch, tmp_path / "run", *words, "resume=auto", base=RUN)

@@ -74,21 +74,6 @@ def no_space(logger: CSVLogger) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.full
-def test_a_last_row_that_is_cut_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process was killed while it wrote, or the machine went down and left zeros."""
-    request = ("logger.name=csv", *REQUEST)
-    run_here(monkeypatch, tmp_path / "whole", *request, "trainer.max_steps=7")
-    expected = read_csv(tmp_path / "whole")
-    for number, tail in enumerate((b"2,", b"0.1", b"\0" * 300, b"1,,,,,", b"\xff\xfe")):
-        place = tmp_path / str(number)
-        run_here(monkeypatch, place, *request, "trainer.max_steps=4")
-        with (place / "csv" / "metrics.csv").open("ab") as file:
-            file.write(tail)
-        run_here(monkeypatch, place, *request, "trainer.max_steps=7")
-        assert [row for row in read_csv(place) if row.get("loss")] == [row for row in expected if row.get("loss")]
-
-
 class Service(Logger):
     """As the logger of a service: it names a run that it is told no name of."""
 

@@ -42,7 +42,7 @@ def test_the_resumed_run_validates_where_the_failed_one_did_not(
     whole = tmp_path / "whole"
     run_here(monkeypatch, whole, *RUN)
     assert [step for step, _ in record_of(whole)["val_loss"]] == [2, 4, 6, 7]
-    for hook, step in (("step", 4), ("validation", 4), ("step", 7), ("validation", 7)):
+    for hook, step in (("step", 7), ("validation", 4)):
         broken = tmp_path / f"{hook}-{step}"
         broken.mkdir()
         given = f"{{directory:{broken},hook:{hook},step:{step}}}"

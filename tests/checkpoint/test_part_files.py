@@ -71,19 +71,21 @@ def test_a_save_that_was_cut_is_passed_over(tmp_path: Path) -> None:
     assert "no part" in str(damage_of(tmp_path / "step-5.ckpt"))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_no_damage_goes_unseen(seed: int, tmp_path: Path) -> None:
+def test_no_damage_goes_unseen(tmp_path: Path) -> None:
     """A bit, or the end, anywhere in a part."""
     path = write(tmp_path, 3)
-    drawn = random.Random(seed)
-    part = path / f"rank-{drawn.randrange(2)}-of-2.safetensors"
-    whole = bytearray(part.read_bytes())
-    if seed % 4 == 0:
-        del whole[drawn.randrange(len(whole)) :]
-    else:
-        whole[drawn.randrange(len(whole))] ^= 1 << drawn.randrange(8)
-    part.write_bytes(whole)
-    assert part.name in str(damage_of(path))
+    for seed in range(60):
+        drawn = random.Random(seed)
+        part = path / f"rank-{drawn.randrange(2)}-of-2.safetensors"
+        good = part.read_bytes()
+        damaged = bytearray(good)
+        if seed % 4 == 0:
+            del damaged[drawn.randrange(len(damaged)) :]
+        else:
+            damaged[drawn.randrange(len(damaged))] ^= 1 << drawn.randrange(8)
+        part.write_bytes(damaged)
+        assert part.name in str(damage_of(path)), seed
+        part.write_bytes(good)
 
 
 def test_a_foreign_part_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from covering import sampled
 from resume_runs import assert_same_run, record_of, run_here
 from safetensors.torch import save_file
 
@@ -35,7 +34,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step}.ckpt"
 
 
-@pytest.mark.parametrize("step", [1, 4, 6, 9, 13])  # mid-epoch, at a validation, at an epoch's end
+@pytest.mark.parametrize("step", [4, 6])  # mid-epoch at a validation, at an epoch's end
 def test_a_run_goes_on_from_a_path_in_a_new_place(
     step: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,30 +48,18 @@ def test_a_run_goes_on_from_a_path_in_a_new_place(
         assert all(torch.equal(ours["optimizer_states"][0]["state"][name][key], state[key]) for key in state)
 
 
-STATES = {
-    "bf16_master": ["precision=bf16_master"],
-    "fp16": ["precision=fp16", "precision.growth_interval=3"],
-    "momentum": ["optimizer=sgd", "optimizer.momentum=0.9"],
-    "average": ["trainer.ema_decay=0.9", "precision=bf16_mixed"],
-    "workers": ["data.workers=2"],
-    "parts": ["checkpoint.asynchronous=true", "trainer.ema_decay=0.9"],
-}
-
-
-@pytest.mark.parametrize("states", sampled(STATES, "fp16", "workers"))
-def test_every_state_goes_on(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masters, the loss scale, momentum, averages, and the place of loaders with workers in a shuffled epoch."""
-    request = [*STATES[states], "trainer.max_steps=9"]
+def test_every_state_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters, the loss scale, averages, and the place of loaders with workers in a shuffled epoch."""
+    request = ["precision=fp16", "precision.growth_interval=3", "data.workers=2", "trainer.ema_decay=0.9"]
+    request += ["trainer.max_steps=9"]
     run_here(monkeypatch, tmp_path / "whole", *request)
     run_here(monkeypatch, tmp_path / "resumed", *request, f"resume={checkpoint(tmp_path / 'whole', 4)}")
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     ours, theirs = (flat(read_checkpoint(checkpoint(tmp_path / place, 9))) for place in ("resumed", "whole"))
     assert ours.keys() == theirs.keys()
     assert [name for name, value in theirs.items() if not torch.equal(ours[name], value)] == []
-    if states == "fp16":
-        assert any("loss_scale" in name for name in theirs)
-    if states == "average":
-        assert any("averaged_weights" in name for name in theirs)
+    assert any("loss_scale" in name for name in theirs)
+    assert any("averaged_weights" in name for name in theirs)
 
 
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
@@ -188,7 +175,6 @@ def test_memory_is_measured_with_the_restored_states(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (["model.target=resume_zoo:model", "+model.kwargs.width=10"], r"0\.weight is \(10, 6\), in the checkpoint \(12, 6\)"),
         (["model.target=resume_zoo:deeper"], r"0\.weight is \(16, 6\), in the checkpoint \(12, 6\); 0\.bias .*; 2\.weight \(12, 16\) is not in the checkpoint; and \d+ more"),
         (["model.target=resume_zoo:model", "data.batch_size=4"], r"data\.batch_size = 4: must be 8, as in the checkpoint\..* Try data\.batch_size=8"),
         (["model.target=resume_zoo:model", "seed=3", "optimizer=sgd"], r"seed = 3: must be 0.*\n.*optimizer\.name = sgd: must be auto.* Try optimizer=auto"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import covering
 from resume_runs import assert_same_run, record_of, run_here, train
 from torch import nn
 
@@ -18,13 +17,21 @@ def _request(run_dir: Path, how: str, *more: str) -> tuple[str, ...]:
     return (*RUN, f"+model.kwargs.run={run_dir}", f"+model.kwargs.how={how}", *more)
 
 
-@pytest.mark.parametrize(("parts", "how"), covering({"parts": ["false", "true"], "how": ["raise", "nan"]}, strength=1))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a failure, in this process."""
+    place = tmp_path_factory.mktemp("failures") / "whole"
+    request = _request(place, "never")
+    (place / "failed").write_text("it has failed before")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_here(monkeypatch, place, *request)
+    return place
+
+
+@pytest.mark.parametrize(("parts", "how"), [("false", "nan"), ("true", "raise")])
 def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
-    how: str, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    how: str, parts: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "failed").write_text("it has failed before")
-    run_here(monkeypatch, tmp_path / "whole", *_request(tmp_path / "whole", how))
     broken = tmp_path / "broken"
     request = _request(broken, how, f"checkpoint.asynchronous={parts}")
     with pytest.raises(Exception, match="vocabulary" if how == "raise" else "step 5: the loss is nan"):
@@ -33,7 +40,7 @@ def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
     assert [path.name for path in (broken / "checkpoints").iterdir()] == ["step-4.ckpt"]
     (broken / "failed").write_text("mended")
     run_here(monkeypatch, broken, *request, "resume=auto")
-    assert_same_run(tmp_path / "whole", broken)
+    assert_same_run(whole, broken)
 
 
 def test_weights_that_an_update_has_left_half_changed_are_not_saved(
@@ -69,14 +76,8 @@ def test_running_statistics_that_the_failed_step_has_changed_are_not_saved(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.slow
-def test_ranks_that_end_together_at_a_step_that_is_not_finite_save_together(tmp_path: Path) -> None:
-    two = ("parallelism.pipeline=2", "parallelism.data=2", "partition=uniform")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
-    (whole / "failed").write_text("it has failed before")
-    done = train(whole, *_request(whole, "nan"), *two)
-    assert done.returncode == 0, done.stderr
+def test_ranks_that_end_together_at_a_step_that_is_not_finite_save_together(whole: Path, tmp_path: Path) -> None:
+    two, broken = ("parallelism.pipeline=2", "partition=uniform"), tmp_path / "broken"
     done = train(broken, *_request(broken, "nan"), *two)
     assert done.returncode == 1
     assert "step 5: the loss is nan" in str(record_of(broken)["reason"])

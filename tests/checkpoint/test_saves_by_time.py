@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from covering import sampled
-from resume_runs import assert_same_run, run_here, train
+from resume_runs import assert_same_run, run_here
 
 from runner.training.checkpoints import Checkpoints
 
@@ -62,21 +60,3 @@ def test_a_run_that_is_saved_by_time_alone_goes_on(
             run_here(monkeypatch, tmp_path / "broken", *RUN, ALWAYS)
     run_here(monkeypatch, tmp_path / "broken", *RUN, "resume=auto")
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", sampled(["1f1b", "pipedream_2bw"], "1f1b"))
-def test_a_rank_that_dies_costs_what_came_after_the_last_save_by_time(schedule: str, tmp_path: Path) -> None:
-    request = (
-        "parallelism.pipeline=2", "partition=uniform", "model.target=killing:model", "trainer.max_steps=12",
-        f"schedule={schedule}", "trainer.grad_clip_norm=null", *BY_TIME,
-    )  # fmt: skip
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = train(whole, *request, f"+model.kwargs.run={whole}")
-    assert done.returncode == 0, done.stderr
-    broken.mkdir()
-    (broken / "places").write_text("1 step 34")
-    done = train(broken, *request, f"+model.kwargs.run={broken}", "resume=auto", "launcher.max_restarts=1", ALWAYS)
-    assert done.returncode == 0, done.stderr
-    assert int(re.findall(r"continuing after step (\d+) of", done.stderr)[0]) >= 2
-    assert_same_run(whole, broken)
