@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.config.compose.resolve import resolve
+from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
@@ -21,7 +22,12 @@ ACCELERATED = ("device=cuda", "memory_limit=1GB")
 
 def measured(*overrides: str, **options: Any) -> RunPlan:
     """The plan of layers that take 10 ms forward and 20 ms back."""
-    return make_plan(resolve(list(overrides)), profile(), **options)
+    return make_plan(request(overrides), profile(), **options)
+
+
+@cache
+def request(overrides: tuple[str, ...]) -> RunConfig:
+    return resolve(overrides)
 
 
 @cache
@@ -32,7 +38,7 @@ def profile() -> ModelProfile:
     return replace(made, layers=tuple(layers), loss=loss, seconds_source="measured", optimizer_seconds_per_byte=0.0)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "pipedream"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_a_step_is_not_shorter_than_the_work_of_all_ranks_over_the_cores(schedule: str) -> None:
     own = measured(*FOUR, f"schedule={schedule}")
     assert own.time.alone_seconds is None

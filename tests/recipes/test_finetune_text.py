@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.recipes.finetune import names, text
-from runner.recipes.finetune.__main__ import main
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(each) is None for each in ("datasets", "peft", "transformers")),
@@ -105,19 +103,3 @@ def test_tables_are_made_of_what_was_measured() -> None:
     assert "Of 2 held-out names, 0 are spelled exactly before and 1 after." in told
     assert "the same as the merged folder for 1 of them" in told
     assert "| ❤️ | red heart | corazón rojo | cuore rosso | cuore rosso |" in told
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_the_text_part_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The merged folder and PEFT's write the same names."""
-    monkeypatch.chdir(tmp_path)
-    small = ["trainer.max_steps=2", "trainer.val_every=2", "lr_scheduler.warmup_steps=1"]
-    assert main(["text", "--out", "made", *small]) == 0
-    told = capsys.readouterr().out
-    same = re.search(r"the same as the merged folder for (\d+) of them", told)
-    assert same is not None
-    assert int(same[1]) > 180  # of 192; sums in another order may turn a choice between two tokens
-    assert (tmp_path / "outputs/finetune/merged/tokenizer.json").is_file()

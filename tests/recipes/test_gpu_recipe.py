@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -64,16 +63,3 @@ def test_as_many_layers_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(recipe.Session, "plan", plan)
     assert recipe.most_layers(recipe.Session(tmp_path, "cpu")) == 12
-
-
-@pytest.mark.full
-def test_the_loop_and_a_run_are_measured_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model on the CPU: commands, records and JSON are those of a GPU."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(recipe, "plain_words", lambda: ["1", "16", "8", "20", "2", "4", "8"])
-    session = recipe.Session(tmp_path, "cpu")
-    plain = session.plain()
-    assert plain.seconds is not None, plain.reason
-    row = session.train("precision", "tiny, one", ["model=mlp", "trainer.max_steps=4", "logger=none"])
-    assert row.seconds is not None, row.reason
-    assert json.loads(json.dumps(row.to_json()))["reserved"] is None

@@ -69,7 +69,8 @@ def test_gradients_of_batches_are_those_of_their_samples() -> None:
 
 
 def test_every_cell_sees_the_same_samples_and_may_run() -> None:
-    for cell in cells():
+    every = [*cells()]
+    for cell in (*every[:: len(RULES) + 1], every[-1]):  # each rule and each batch at least once
         config = resolve(cell.overrides)
         assert config.trainer.max_steps * config.data.batch_size == 12_288
         assert rules(config) == []
@@ -128,16 +129,3 @@ def test_a_mean_gradient_that_drowns_in_noise_has_no_scale() -> None:
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     path = draw(tmp_path / "a.svg", {"rows": ROWS, "noise": {"before training": NOISE}})
     assert path.stat().st_size > 1000
-
-
-@pytest.mark.full
-def test_the_first_steps_by_command(tmp_path: Path) -> None:
-    from runner.recipes.finetune.commands import train
-    from runner.recipes.large_batch.emoji import Bench
-
-    done = train(tmp_path / "run", *Cell("LAMB", 24, samples=48).overrides)
-    assert done.record["status"] == "ok"
-    assert done.record["steps"] == 2
-    found = Bench().measure(tmp_path / "run" / "weights.safetensors")
-    assert found["val"] == pytest.approx(done.record["val_loss"][-1][1], rel=1e-3)
-    assert found["gap"] == pytest.approx(found["val"] - found["train"])

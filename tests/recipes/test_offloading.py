@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -37,9 +36,8 @@ def test_the_bytes_alive_of_an_arena_are_the_counted_peak() -> None:
     assert autoswap.figures.tensors > plain.figures.tensors  # what comes back is made again
 
 
-@pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_peaks_and_moved_bytes_are_those_predicted(steps: int) -> None:
-    found = measure(small_task(), share=0.6, links=[1e8, 1e10], steps=steps, step_seconds=0.05)
+def test_peaks_and_moved_bytes_are_those_predicted() -> None:
+    found = measure(small_task(), share=0.6, links=[1e8], steps=1, step_seconds=0.05)
     for rows in found["links"].values():
         alone = [name for name, offload in OFFLOADS.items() if not (offload.lends or offload.recuts)]
         assert len(rows) == len(alone)  # rotor is beside them, and vdnn_conv refuses a GPT
@@ -49,7 +47,7 @@ def test_peaks_and_moved_bytes_are_those_predicted(steps: int) -> None:
             assert row["measured_moved"] == row["predicted_moved"]
             assert not row["fits"] or row["measured_bytes"] <= found["budget"]
         assert any(row["fits"] and row["measured_moved"] for row in rows)
-        assert ("measured_time" in rows[0]) == bool(steps)
+        assert "measured_time" in rows[0]
     text = markdown({"machine": "a machine", "torch": "2", "date": "today", "models": {"GPT": found}})
     assert "| 0.1 GB/s | `offload.activations=pofo` | yes | " in text
-    assert ("measured |" in text) == bool(steps)
+    assert "measured |" in text

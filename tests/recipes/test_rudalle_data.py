@@ -184,9 +184,3 @@ def test_learning_rate_of_the_plain_loop() -> None:
     assert baseline.learning_rate(9, 550) == pytest.approx(1e-5 + 4.99e-3 * 0.5746, rel=1e-3)
     assert baseline.learning_rate(55, 550) == pytest.approx(5e-3)
     assert baseline.learning_rate(549, 550) < 3e-5
-
-
-@pytest.mark.full
-def test_the_plain_loop_learns_beyond_the_counts(folder: data.EmojiFolder) -> None:
-    result = baseline.train(steps=110)
-    assert result.validations[110].image < 2.89  # the left-neighbour bigram

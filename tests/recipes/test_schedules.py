@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from runner.recipes.benchmarks.workload import GptSize
 from runner.recipes.schedules import measured, memory, peers
 from runner.recipes.schedules.__main__ import document, write
 from runner.recipes.schedules.computed import compute
@@ -44,10 +44,9 @@ def test_every_schedule_of_this_kind_is_a_row() -> None:
     assert all(row.condition for row in ROWS)
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
-def test_the_simulation_agrees_with_the_closed_form(row: Row, ranks: int) -> None:
-    known = compute(row, ranks, 16)
+def test_the_simulation_agrees_with_the_closed_form(row: Row) -> None:
+    known = compute(row, 4, 16)
     assert (known.formula is None) == (SPECS[row.schedule].formulas is None)
     if known.formula is not None:
         assert known.simulated == pytest.approx(known.formula)
@@ -78,8 +77,13 @@ def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way() -> None:
     assert sum(rank["activations"] for rank in half) < 0.8 * sum(rank["activations"] for rank in whole)
 
 
-def test_tables_figures_and_files(tmp_path: Path) -> None:
-    content = document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
+@pytest.fixture(scope="module")
+def computed() -> dict[str, Any]:
+    return document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
+
+
+def test_tables_figures_and_files(computed: dict[str, Any], tmp_path: Path) -> None:
+    content = computed
     write(content, tmp_path)
     assert json.loads((tmp_path / "schedules.json").read_text(encoding="utf-8")) == json.loads(json.dumps(content))
     assert {"date", "hardware", "versions", "commit", "settings"} <= content.keys()
@@ -92,8 +96,8 @@ def test_tables_figures_and_files(tmp_path: Path) -> None:
     assert all(f"- `{row.label}`: " in text for row in ROWS)
 
 
-def test_each_tick_of_the_survey_has_its_verdict(tmp_path: Path) -> None:
-    content = document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
+def test_each_tick_of_the_survey_has_its_verdict(computed: dict[str, Any]) -> None:
+    content = copy.deepcopy(computed)
     for line in content["memory"]:
         line["measured"] = [{"weights": 10, "activations": 1, "flops": 7, "sent": 100}] * 4
     by_name = {line["label"]: line for line in content["memory"]}
@@ -166,45 +170,8 @@ def test_steps_in_a_row_take_their_turns_among_the_others() -> None:
     assert {name: len(seconds) for name, seconds in taken.items()} == {"one": 3, "row": 3}
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
-@pytest.mark.parametrize("message", [0.0, 0.05, 0.2])
-def test_zb_v_in_a_row_is_shorter_than_flushed_whatever_a_message_takes(ranks: int, message: float) -> None:
+@pytest.mark.parametrize("message", [0.0, 0.2])
+def test_zb_v_in_a_row_is_shorter_than_flushed_whatever_a_message_takes(message: float) -> None:
     """So a measurement that says otherwise is one of the machine, and not of the order."""
-    schedule, costs = build("zb_v", ranks, 16), Costs(F=1.0, B=2.0, I=1.0, W=1.0, comm=message)
+    schedule, costs = build("zb_v", 4, 16), Costs(F=1.0, B=2.0, I=1.0, W=1.0, comm=message)
     assert period(schedule, costs) < simulate(schedule, costs).makespan
-
-
-@pytest.mark.slow
-def test_sleeping_stages_take_at_least_their_schedule() -> None:
-    rows = [row("gpipe"), row("zb_h2"), row("zb_v")]
-    taken = measured.measure(2, microbatches=4, seconds=0.005, rounds=1, rows=rows)
-    assert {name: set(kinds) for name, kinds in taken.items()} == {
-        "gpipe": {"flushed"}, "zb_h2": {"flushed", "in_a_row"}, "zb_v, v = 2": {"flushed", "in_a_row"}
-    }  # fmt: skip
-    for one in rows:
-        known = compute(one, 2, 4)
-        assert measured.bubble(known.busy, 0.005, taken[one.label]["flushed"]) >= known.simulated
-
-
-@pytest.mark.full
-def test_measured_bytes_are_the_predicted_ones() -> None:
-    rows = [row("1f1b"), row("zb_v"), row("varuna"), row("gems")]
-    held = memory.measure(2, 4, rows)
-    for one in rows:
-        for found, expected in zip(held[one.label], memory.predict(one, 2, 4)["predicted"], strict=True):
-            assert found["weights"] == expected["weights"]
-            assert found["activations"] == pytest.approx(expected["activations"], rel=0.05)
-    flops, sent = ({name: sum(r[key] for r in ranks) for name, ranks in held.items()} for key in ("flops", "sent"))
-    assert flops["1f1b"] == flops["zb_v, v = 2"] < flops["varuna"]
-    assert sent["1f1b"] == sent["varuna"] < sent["gems"]
-    assert sent["gems"] == sent["1f1b"] + held["gems"][0]["weights"] + held["gems"][1]["weights"]
-
-
-@pytest.mark.full
-def test_every_engine_computes_the_same() -> None:
-    """Unequal losses are an error."""
-    pairs = [pair for pair in peers.PAIRS if pair.other != "deepspeed"]
-    taken = peers.measure_sleeping(2, microbatches=4, seconds=0.002, rounds=1, pairs=pairs)
-    assert set(taken) == {name for pair in pairs for name in (pair.ours, pair.other)}
-    small = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
-    assert peers.measure_gpt(2, microbatches=4, rounds=1, size=small, pairs=pairs).keys() == taken.keys()

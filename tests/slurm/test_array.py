@@ -41,7 +41,6 @@ def test_an_array_is_preempted_and_ends_the_same(cluster: Cluster, reference: Pa
     assert [record(tmp_path / "s" / number)["steps"] for number in ("0", "1")] == [STEPS, STEPS]
 
 
-@pytest.mark.slow
 def test_an_array_that_cannot_be_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     words = (*RUNNER, "train", *ARRAY, *SKEWED, "schedule.microbatches=2", "parallelism.pipeline=1,2")
     refused = run(cluster, tmp_path, *words, status=2).stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from cluster_runs import QUIET, RUNNER, SKEWED, assert_equal, log, record, run, train
 from slurm_cluster import Cluster
 
@@ -13,7 +12,6 @@ SLURM = ("launcher=slurm", "launcher.nodes=2")
 SRUN = ("srun", "--nodes=2")
 
 
-@pytest.mark.slow
 def test_two_ranks_on_each_node_equal_one_process(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
     """Started by srun inside of an allocation; one rank on each node: test_preemption.py."""
     layout = ("parallelism.pipeline=4", "schedule.microbatches=2", "name=four")
@@ -25,17 +23,6 @@ def test_two_ranks_on_each_node_equal_one_process(cluster: Cluster, reference: P
     assert_equal(made, reference)
 
 
-@pytest.mark.full
-@pytest.mark.slow
-def test_ranks_that_cannot_meet_say_why(cluster: Cluster, tmp_path: Path) -> None:
-    """A name that no node knows; ranks that never come: tests/launch/test_meeting.py."""
-    words = (*SRUN, "--ntasks-per-node=1", "--kill-on-bad-exit=0")
-    trained = (*RUNNER, "train", *PLAIN, "parallelism.pipeline=2")
-    lost = run(cluster, tmp_path, *words, "--export=ALL,MASTER_ADDR=nowhere.invalid", *trained, status=1)
-    assert "rank 1 on n2 cannot resolve nowhere.invalid" in lost.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_layout_that_is_not_the_plans_is_refused_at_once(cluster: Cluster, tmp_path: Path) -> None:
     words = (*SRUN, "--ntasks-per-node=1", *RUNNER, "train", *PLAIN)
     refused = run(cluster, tmp_path, *words, "parallelism.pipeline=4", status=2)
@@ -44,7 +31,6 @@ def test_a_layout_that_is_not_the_plans_is_refused_at_once(cluster: Cluster, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_what_sbatch_refuses_is_told(cluster: Cluster, tmp_path: Path) -> None:
     refused = train(
         cluster, tmp_path, *PLAIN, *SLURM, "launcher.partition=none", "parallelism.pipeline=2", "run_dir=r", status=1
