@@ -35,18 +35,19 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.modules.pop("slips", None)
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("command", "words", "told"),
     [
-        ("model=huggingfac data.batch_size=0", ("model = huggingfac: ", "data.batch_size = 0: ")),
-        ("optimizer=adamm optimizer.lr=-1", ("optimizer = adamm: ", "optimizer.lr = -1")),
-        ("model=mlp parallelism.pipelin=2 zero.stage=7", ("parallelism.pipelin = 2: ", "zero.stage = 7: ")),
+        ("plan", "model=huggingfac data.batch_size=0", ("model = huggingfac: ", "data.batch_size = 0: ")),
+        ("train", "optimizer=adamm optimizer.lr=-1", ("optimizer = adamm: ", "optimizer.lr = -1")),
+        ("plan", "model=mlp parallelism.pipelin=2 zero.stage=7", ("parallelism.pipelin = 2: ", "zero.stage = 7: ")),
         (
+            "train",
             "model.target=slips:net model.kwargs.dept=3 data.target=slips:dta loss=mse",
             ("data.target = slips:dta: ", "model.kwargs.dept = 3: "),
         ),
         (
+            "plan",
             "model.target=slips:nett data.target=slips:dta loss=mse",
             ("data.target = slips:dta: ", "model.target = slips:nett: "),
         ),

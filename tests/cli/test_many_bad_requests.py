@@ -111,16 +111,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-@_examples(25)
-@given(words=_words)
 @pytest.mark.full
-def test_a_few(words: list[str], capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    _check(words, capsys, place)
-
-
-@pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @_examples(200)
 @given(words=_words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,6 @@ def test_a_plan_tells_the_model_and_its_speed(capsys: pytest.CaptureFixture[str]
     assert " tokens/s, " in told
 
 
-def test_a_model_without_tokens_on_an_unknown_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "model=mlp", "device=cpu", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert (plan["tokens_per_step"], plan["tokens_per_second"], plan["mfu"]) == (None, None, None)
-    assert plan["samples_per_second"] == pytest.approx(32 / plan["step_seconds"])
-
-
 def test_shared_weights_are_counted_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "tied.py").write_text(
         "from torch import nn\n"
@@ -77,32 +71,25 @@ def test_samples_shorter_than_the_model_are_noted(capsys: pytest.CaptureFixture[
 
 
 def test_a_chosen_schedule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("parallelism.pipeline=2", "schedule.microbatches=4")
+    """Long times are told in seconds."""
+    words = ("parallelism.pipeline=2", "schedule.microbatches=4", "hardware.flops.fp32=1e6")
     plan = document(capsys, *words, "schedule=auto")
+    assert not any(" ms" in line for line in plan["advice"])
     chosen = plan["advice"][0].removeprefix("schedule=auto takes ").replace("an order of its own", "auto")
     assert chosen.startswith(plan["schedule"])
     assert plan["microbatches"] == 4
-    assert document(capsys, *words, "schedule=zb_v")["schedule"] == "zb_v"
-
-
-def test_long_times_are_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("parallelism.pipeline=2", "schedule.microbatches=2", "schedule=auto", "hardware.flops.fp32=1e6")
-    advice = document(capsys, *words)["advice"]
-    assert any(line.startswith("schedule=auto takes ") for line in advice)
-    assert not any(" ms" in line for line in advice)
 
 
 def test_memory_of_the_host_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu")
-    plan = document(capsys, *words)
-    assert min(plan["host_memory_bytes"]) > 0
     told = text(capsys, *words)
-    assert f"host: at most {max(plan['host_memory_bytes']) / 1e3:.0f} kB a rank of 1.00 TB" in told
+    (host,) = re.findall(r"host: at most (\d+) kB a rank of 1\.00 TB", told)
+    assert int(host) > 0
     assert "host" in told.partition("memory by rank")[2].partition("fits:")[0]
 
 
 def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("-m", "parallelism.pipeline=1,2,9", "schedule.microbatches=1,4", "schedule=1f1b")
+    words = ("-m", "parallelism.pipeline=1,9", "schedule.microbatches=1,4", "schedule=1f1b")
     told = text(capsys, *words)
     lines = told.splitlines()
     assert len(lines) < 25
@@ -110,13 +97,11 @@ def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) ->
     assert lines[header].split() == ["layout", "step", "tokens/s", "peak", "fits"]
     rows = [line.split() for line in lines[header + 2 :] if line.startswith(" pipeline=")]
     rates = [float(row[4].replace(",", "")) for row in rows if row[-1] == "yes"]
-    assert len(rows) == 6
-    assert sorted(row[1] for row in rows) == ["microbatches=1"] * 3 + ["microbatches=4"] * 3
+    assert len(rows) == 4
+    assert sorted(row[1] for row in rows) == ["microbatches=1"] * 2 + ["microbatches=4"] * 2
     assert rates == sorted(rates, reverse=True)
-    assert [row[-1] for row in rows] == ["yes"] * 4 + ["refused"] * 2
+    assert [row[-1] for row in rows] == ["yes"] * 2 + ["refused"] * 2
     assert "the schedule makes 9 stages, the model has 4 layers" in " ".join(told.split())
-    plans = document(capsys, *words)
-    assert [plan["overrides"][-3:-1] for plan in plans][0] == ["parallelism.pipeline=1", "schedule.microbatches=1"]
 
 
 def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,24 +110,13 @@ def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
     assert "named by the request: pipeline 2 x data 1 x tensor 1, schedule.microbatches=4" in layout
     assert any(line.startswith("partition=auto takes ") for line in layout)
     assert any(line.startswith("pipelining ") for line in layout)
-    assert "why this layout:\n  named by the request: pipeline 2" in text(capsys, *words)
     assert main(["plan", *GPT, *words, "memory_limit=300kB", "--json"]) == 3
     layout = json.loads(capsys.readouterr().out)["why"]["layout"]
     assert any(line.startswith("one device needs ") and line.endswith(" of 300 kB") for line in layout)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("parallelism.pipeline=4", "parallelism.data=64", "data.batch_size=256", "schedule.microbatches=4", "--why"),
-        ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu"),
-        pytest.param(
-            ("-m", "parallelism.pipeline=1,2", "optimizer=sgd,adamw,lamb", "schedule=gpipe,1f1b"),
-            marks=pytest.mark.full,
-        ),
-        ("parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=8"),
-    ],
-    ids=["many_ranks", "offload", "sweep", "twins"],
-)
-def test_nothing_is_wider_than_the_terminal(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert max(map(len, text(capsys, *words).splitlines())) <= 80
+def test_nothing_is_wider_than_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("parallelism.pipeline=4", "parallelism.data=64", "data.batch_size=256", "schedule.microbatches=4", "--why")
+    told = text(capsys, *words)
+    assert max(map(len, told.splitlines())) <= 80
+    assert "why this layout:\n  named by the request: pipeline 4" in told

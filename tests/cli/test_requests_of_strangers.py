@@ -179,13 +179,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_some_of_them(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _check(range(24), place, capfd)
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("part", range(5))
 def test_five_hundred(part: int, place: Path, capfd: pytest.CaptureFixture[str]) -> None:

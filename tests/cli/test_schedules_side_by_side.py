@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from covering import covering
 
 from runner.cli.main import main
 
 FOUR = ("parallelism.pipeline=4", "schedule.microbatches=8")
-WIDE: dict[str, Sequence[object]] = {
-    "schedule": ["1f1b", "zb_v", "interleaved_1f1b", "pipefisher", "gpipe,zb_h1"],
-    "microbatches": [4, 16, 256],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +70,12 @@ def test_a_file_of_an_order_takes_one_schedule(capsys: pytest.CaptureFixture[str
     assert "schedule = nothing: there is no such option" in told
 
 
-@pytest.mark.parametrize(("schedule", "microbatches"), covering(WIDE, strength=1))
+@pytest.mark.parametrize(("schedule", "microbatches"), [("pipefisher", 16), ("gpipe,zb_h1", 64)])
 def test_nothing_is_wider_than_the_terminal(
     schedule: str, microbatches: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [f"schedule={schedule}", "parallelism.pipeline=4", f"schedule.microbatches={microbatches}"]
-    for columns in (60, 80, 132):
+    for columns in (60, 132):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert main(["schedule", *words]) == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= columns

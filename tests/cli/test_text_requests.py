@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tiny_text import TEXTS, json_lines, text_file, tokenizer_folder
+from tiny_text import text_file, tokenizer_folder
 
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
@@ -88,14 +88,6 @@ def test_a_plan_refuses_it(
     assert main(["plan", *wrong(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-
-
-@pytest.mark.slow
-def test_a_run_refuses_a_wrong_column(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan does not read the files."""
-    json_lines(tmp_path / "text.jsonl", [{"body": text} for text in TEXTS])
-    assert main(["train", *words("text.jsonl", folder, "run_dir=run", "trainer.max_steps=1")]) == 2
-    assert "has no column text: its columns are body" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["datasets", "transformers"])

@@ -14,11 +14,9 @@ from runner.cli.main import main
 
 
 @pytest.mark.parametrize(
-    "line",
-    [(), ("help", *COMMANDS), ("schedule", "--list"), ("plan", "--rules"), ("doctor",)],
-    ids=" ".join,
+    ("line", "columns"),
+    [((), 80), (("help", *COMMANDS), 100), (("schedule", "--list"), 80), (("plan", "--rules"), 100), (("doctor",), 80)],
 )
-@pytest.mark.parametrize("columns", [80, 100])
 def test_lines_are_as_long_as_the_terminal_is_wide(
     line: Sequence[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,16 @@ def read_option(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is not a YAML mapping; the message says where.
     """
+    try:
+        now = path.stat()
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    return copy.deepcopy(_read(path, now.st_mtime_ns, now.st_size, now.st_ino))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: Path, *_as_it_is_now: int) -> dict[str, Any]:
+    """Read an option file again only when it has changed: a sweep asks for the same files for every job."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
