@@ -42,7 +42,7 @@ def meet(config: RunConfig, profile: ModelProfile, training: Batch | None, valid
         config: the request.
         profile: the profile of its model.
         training: input and target of the first micro-batch; None if the data may not be there yet.
-        validation: those of the validation set; None if there is none.
+        validation: input and target of the first micro-batch of the validation set; None if there is none.
 
     Raises:
         RequestError: a layer, the loss or a metric raises.

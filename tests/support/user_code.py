@@ -202,10 +202,6 @@ def empty_sequential() -> nn.Sequential:
     return nn.Sequential()
 
 
-def without_parameters() -> nn.Sequential:
-    return nn.Sequential(nn.Tanh(), nn.Flatten())
-
-
 def frozen() -> nn.Sequential:
     return model().requires_grad_(False)
 
@@ -294,10 +290,6 @@ def loss_raising(output: torch.Tensor, target: torch.Tensor) -> None:
 
 def loss_detached(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target).detach()
-
-
-def loss_triple(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-    return output.sum(), 1.0, 2.0
 
 
 def loss_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

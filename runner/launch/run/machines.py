@@ -53,7 +53,7 @@ def smallest_machine(
 
     Args:
         config: the request.
-        store: of the run; None if this rank is alone.
+        store: the key-value store of the run; None if this rank is alone.
         rank, world_size: the rank of this process, and the number of ranks.
         patience: how long rank 0 waits for the others.
 
