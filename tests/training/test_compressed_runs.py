@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
+import thread_runs
 import torch
-import warm
-from user_project import assert_same_weights, environment, make_directory, result
+from user_project import assert_same_weights
 
 from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
@@ -44,26 +42,14 @@ def test_twins_and_one_replica_are_predicted_too() -> None:
     assert twins.to_json()["bytes_moved"]["weight_gradients"] == 2 * 4 * twins.profile.num_parameters
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_sends_what_was_predicted_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path / "project")
     asked = (*LAYOUT, "compression=powersgd", "compression.rank=1", "checkpoint.every=2", "checkpoint.keep=5")
-    found, whole = result(directory, *asked, run="whole")
-    words = [sys.executable, "-m", "runner", "plan", "--json", *asked]
-    mine = [
-        "model.target=mine:model",
-        "data.target=mine:points",
-        "loss.target=mine:mean",
-        "device=cpu",
-        "data.batch_size=8",
-    ]
-    planned = warm.run([*words, *mine], cwd=directory, env=environment(directory))
-    assert planned.returncode == 0, planned.stderr
-    predicted = json.loads(planned.stdout)["bytes_moved"]["weight_gradients"]
+    found, whole = thread_runs.result(tmp_path, *asked, run="whole")
+    config = resolve([*thread_runs.WORDS, *asked])
+    predicted = make_plan(config, profile_model(config)).to_json()["bytes_moved"]["weight_gradients"]
     assert found["bytes_moved"]["weight_gradients"] == pytest.approx(predicted)
-    (saved,) = (directory / "whole" / "checkpoints").glob("*2*")
-    _, weights = result(directory, *asked, f"resume={saved}", run="resumed")
+    saved = tmp_path / "whole" / "checkpoints" / "step-2.ckpt"
+    _, weights = thread_runs.result(tmp_path, *asked, f"resume={saved}", run="resumed")
     assert_same_weights(weights, whole)
-    _, plain = result(directory, *LAYOUT, run="plain")
+    _, plain = thread_runs.result(tmp_path, *LAYOUT, run="plain")
     assert any(not torch.equal(plain[name], whole[name]) for name in whole)

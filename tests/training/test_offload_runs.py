@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
-import pytest
-import warm
 from lightning_runs import fit, weights_of
-from user_project import assert_same_weights, environment, make_directory, plain_result, result
+from user_project import assert_same_weights, plain_result
 
 from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
@@ -18,7 +12,6 @@ from runner.profiling.model import profile_model
 from runner.strategy.pipeline import EngineStrategy
 
 SMALL = ("model=mlp", "model.kwargs.width=48", "model.kwargs.layers=6", "data.batch_size=16", "device=cpu")
-SCALARS = 64 + 16 * 4  # bytes of losses, and of weights and totals of four micro-batches, which no plan counts
 OFFLOAD = "offload=activations_async"
 
 
@@ -39,8 +32,8 @@ def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
     assert any("this machine's memory, which no limit counts" in line for line in moved.advice)
 
 
-@pytest.mark.parametrize("layout", [(), ("parallelism.pipeline=2", "schedule.microbatches=4")], ids=["one", "two"])
-def test_a_slower_link_makes_a_step_longer_by_at_most_its_copies(layout: tuple[str, ...]) -> None:
+def test_a_slower_link_makes_a_step_longer_by_at_most_its_copies() -> None:
+    layout = ("parallelism.pipeline=2", "schedule.microbatches=4")
     free = planned(*layout, OFFLOAD)
     steps = [free.time.step_seconds]
     # However slow the measured machine is: copies that take the step's own time, then ten and a hundred times as long.
@@ -65,23 +58,3 @@ def test_weights_are_those_of_the_plain_loop_and_bytes_those_of_the_plan() -> No
     _, expected = plain_result()
     assert_same_weights(weights_of(trainer), expected)
     assert strategy.engine.bytes_sent["host_activations"] == 4 * 2 * strategy.plan.host_activation_bytes > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("more", [("schedule=1f1b",), ("schedule=zb_h1",)])
-def test_a_pipeline_moves_what_was_planned_and_waits_for_it(tmp_path: Path, more: tuple[str, ...]) -> None:
-    directory = make_directory(tmp_path / "project")
-    asked = ("parallelism.pipeline=2", "schedule.microbatches=4", *more)
-    slow = (OFFLOAD, "offload.delay_seconds=0.002")
-    _, kept = result(directory, *asked, run="kept")
-    found, moved = result(directory, *asked, *slow, run="moved")
-    assert_same_weights(moved, kept)
-    words = [sys.executable, "-m", "runner", "plan", "--json", "model.target=mine:model", "data.target=mine:points"]
-    words += ["loss.target=mine:mean", "device=cpu", "data.batch_size=8", *asked, *slow]
-    plan = warm.run(words, cwd=directory, env=environment(directory))
-    assert plan.returncode == 0, plan.stderr
-    assert found["bytes_moved"]["host_activations"] == json.loads(plan.stdout)["bytes_moved"]["host_activations"] > 0
-    assert found["seconds"]["offload"] > 0
-    peaks = found["peak_memory_bytes"]
-    assert all(real <= said + SCALARS for real, said in zip(peaks["measured"], peaks["predicted"], strict=True))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from covering import sampled
 from narrow import gradient
 from own_script import Model, data
 from torch import nn
@@ -53,13 +52,10 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
     return losses, model.state_dict(), averages, rates
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", sampled(["torchrun", "python"], "python"))
-def test_fit_validate_test_and_predict(start: str, tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if start == "torchrun" else []
+def test_fit_validate_test_and_predict(tmp_path: Path) -> None:
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, *torchrun, str(HERE / "own_script.py"), str(tmp_path)]
+    command = [sys.executable, str(HERE / "own_script.py"), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in (0, 1):

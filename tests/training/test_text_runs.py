@@ -12,7 +12,6 @@ from tiny_text import text_file, tokenizer_folder
 from torch import Tensor
 from torch.nn import functional
 
-from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.model.load import load_model
 from runner.zoo.losses import token_cross_entropy
@@ -23,11 +22,9 @@ pytest.importorskip("datasets")
 
 SIZES = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 KINDS: dict[str, dict[str, Any]] = {
-    "gpt2": {},
     "llama": {"intermediate_size": 48},
     "mistral": {"intermediate_size": 48, "num_key_value_heads": 2, "sliding_window": 4},
 }
-PARAMETERS = [pytest.param(kind, marks=[] if kind == "llama" else pytest.mark.slow) for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +70,7 @@ def loss_per_token(model: Any, data: Any, size: int) -> tuple[float, int]:
     return total / weight, weight
 
 
-@pytest.mark.parametrize("kind", PARAMETERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_and_padded_rows_have_one_loss_per_token(kind: str, tmp_path: Path, folder: Path) -> None:
     model = model_of(kind)
     packed, padded = (rows(tmp_path, folder, layout) for layout in ("packed", "padded"))
@@ -84,7 +81,7 @@ def test_packed_and_padded_rows_have_one_loss_per_token(kind: str, tmp_path: Pat
         assert other == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", PARAMETERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_change_in_one_sequence_leaves_the_losses_of_the_others(kind: str, tmp_path: Path, folder: Path) -> None:
     model = model_of(kind)
     data = rows(tmp_path, folder, "packed")
@@ -123,7 +120,6 @@ def request(tmp_path: Path, folder: Path, layout: str) -> list[str]:
     return [*words, "data.kwargs.length=48", f"data.kwargs.layout={layout}", "data.batch_size=4"]
 
 
-@pytest.mark.slow
 def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> None:
     """Traced layers, one after the other, as the stages of a pipeline run them."""
     inputs, targets = collate([rows(tmp_path, folder, "packed")[number] for number in range(2)])
@@ -146,18 +142,3 @@ def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> Non
     is_changed[0, begins[1] : begins[2]] = True
     assert not torch.equal(staged[is_changed], other[is_changed])
     assert torch.equal(staged[~is_changed], other[~is_changed])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("layout", "replicas"),
-    [("packed", 1), ("packed", 2), ("padded", 1)],
-)
-def test_two_stages_and_two_replicas_learn_as_one_process(
-    layout: str, replicas: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Replicas pad their own samples, so that with two of them products of other shapes are rounded otherwise."""
-    monkeypatch.chdir(tmp_path)
-    words = request(tmp_path, folder, layout)
-    layouts = ["parallelism.pipeline=2", f"parallelism.data={replicas}", "schedule.microbatches=2"]
-    assert main(["verify", *words, *layouts, "--steps", "3"]) == 0

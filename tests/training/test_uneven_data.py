@@ -11,23 +11,27 @@ import torch
 import user_code
 from narrow import present
 from reference import accumulate
+from thread_runs import result
 from torch import nn
-from user_project import assert_same_weights, make_directory, result, train
+from user_project import assert_same_weights, make_directory, train
+from user_project import result as result_of_command
 
 from runner.model.data import Collate, LossFunction
 
-pytestmark = pytest.mark.slow
 STEPS = 8  # two epochs of 29 samples in batches of 8
 PIPELINES = {
     "pipeline2": ("parallelism.pipeline=2",),
     "pipeline3": ("parallelism.pipeline=3",),
     "data2": ("parallelism.data=2",),
 }
-POINTS = {"map": ("data.target=mine:points", "data.kwargs.samples=29"), "iterable": ("data.target=mine:passing",)}
+POINTS = {
+    "map": ("data.target=user_code:points", "data.kwargs.samples=29"),
+    "iterable": ("data.target=user_code:passing",),
+}
 WORDS = (
-    "model.target=mine:reader", "loss.target=mine:each_word", "data.collate=mine:padded",
+    "model.target=user_code:reader", "loss.target=user_code:each_word", "data.collate=user_code:padded",
 )  # fmt: skip
-SENTENCES = {"map": "data.target=mine:sentences", "iterable": "data.target=mine:passing_sentences"}
+SENTENCES = {"map": "data.target=user_code:sentences", "iterable": "data.target=user_code:passing_sentences"}
 
 
 def plain(
@@ -57,37 +61,23 @@ def plain(
     return losses, made.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout", "workers"),
-    [
-        ("map", "pipeline3", 0),
-        ("iterable", "data2", 2),
-        pytest.param("iterable", "pipeline3", 2, marks=pytest.mark.full),
-        pytest.param("iterable", "pipeline2", 0, marks=pytest.mark.full),
-    ],
-)
-def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path: Path, kind: str, layout: str, workers: int) -> None:
-    made, weights = result(
-        make_directory(tmp_path), *POINTS[kind], *PIPELINES[layout], "schedule.microbatches=3",
-        f"trainer.max_steps={STEPS}", f"data.workers={workers}",
-    )  # fmt: skip
+@pytest.mark.parametrize(("kind", "layout"), [("map", "pipeline3"), ("iterable", "data2")])
+def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path: Path, kind: str, layout: str) -> None:
+    words = (*POINTS[kind], *PIPELINES[layout], "schedule.microbatches=3", f"trainer.max_steps={STEPS}")
+    made, weights = result(tmp_path, *words)
     data = user_code.points(29)[0]
     pairs = [data[i] for i in range(29)]
-    replicas = 2 if layout == "data2" else 1
     collate = torch.utils.data.default_collate
+    replicas = 2 if layout == "data2" else 1
     losses, expected = plain(user_code.model, user_code.mean, pairs, collate, replicas=replicas)
     assert made["loss"] == losses
     assert_same_weights(weights, expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout"), [pytest.param("map", "data2", marks=pytest.mark.full), ("iterable", "pipeline3")]
-)
+@pytest.mark.parametrize(("kind", "layout"), [("map", "data2"), ("iterable", "pipeline3")])
 def test_lengths_that_change_with_every_batch(tmp_path: Path, kind: str, layout: str) -> None:
-    made, weights = result(
-        make_directory(tmp_path), *WORDS, SENTENCES[kind], *PIPELINES[layout], "schedule.microbatches=3",
-        f"trainer.max_steps={STEPS}",
-    )  # fmt: skip
+    words = (*WORDS, SENTENCES[kind], *PIPELINES[layout], "schedule.microbatches=3", f"trainer.max_steps={STEPS}")
+    made, weights = result(tmp_path, *words)
     samples = user_code.sentences()
     replicas = 2 if layout == "data2" else 1
     losses, expected = plain(user_code.reader, user_code.each_word, samples, user_code.padded, replicas=replicas)
@@ -96,19 +86,19 @@ def test_lengths_that_change_with_every_batch(tmp_path: Path, kind: str, layout:
 
 
 def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
     common = ("parallelism.pipeline=3", "schedule.microbatches=3", "trainer.val_every=2")
-    passing, _ = result(directory, *POINTS["iterable"], *common, run="iterable")
-    numbered, _ = result(directory, *POINTS["map"], *common, run="map")
+    passing, _ = result(tmp_path, *POINTS["iterable"], *common, run="iterable")
+    numbered, _ = result(tmp_path, *POINTS["map"], *common, run="map")
     assert passing["val_loss"] == numbered["val_loss"]
     assert [step for step, _ in passing["val_loss"]] == [2, 4]
 
 
 def test_an_iterable_run_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    """By the command, because loaders have processes."""
     directory = make_directory(tmp_path)
-    common = (*POINTS["iterable"], "parallelism.pipeline=2", "schedule.microbatches=3", "data.workers=2")
-    whole, expected = result(directory, *common, "trainer.max_steps=7", run="whole")
+    common = ("data.target=mine:passing", "parallelism.pipeline=2", "schedule.microbatches=3", "data.workers=2")
+    whole, expected = result_of_command(directory, *common, "trainer.max_steps=7", run="whole")
     assert train(directory, *common, "trainer.max_steps=5", "run_dir=cut").returncode == 0
-    resumed, weights = result(directory, *common, "trainer.max_steps=7", "resume=auto", run="cut")
+    resumed, weights = result_of_command(directory, *common, "trainer.max_steps=7", "resume=auto", run="cut")
     assert resumed["loss"] == whole["loss"]
     assert_same_weights(weights, expected)

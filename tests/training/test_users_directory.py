@@ -1,4 +1,4 @@
-"""A user's own directory, with nothing of the runner in it, trains in any layout."""
+"""A user's own module, with nothing of the runner in it, trains in any layout."""
 
 from __future__ import annotations
 
@@ -8,58 +8,51 @@ from pathlib import Path
 import pytest
 import torch
 import user_code
-from safetensors.torch import load_file
-from user_project import assert_same_weights, make_directory, plain_result, record, result, train
+from thread_runs import result
+from torch import nn
+from user_project import assert_same_weights, make_directory, plain_result
+from user_project import result as result_of_command
 
-_TIED = """
 
-def tied():
-    made = nn.Sequential(*model()[:6], nn.Linear(12, 12), nn.Linear(12, 5))
+def tied() -> nn.Sequential:
+    body = list(user_code.model().children())
+    made = nn.Sequential(*body[:6], nn.Linear(12, 12), nn.Linear(12, 5))
     made[6].weight = made[4].weight
     return made
-"""
 
 
-def test_nothing_of_the_runner_is_imported(tmp_path: Path) -> None:
-    text = (make_directory(tmp_path) / "mine.py").read_text(encoding="utf-8")
+def test_nothing_of_the_runner_is_imported() -> None:
+    text = Path(user_code.__file__).read_text(encoding="utf-8")
     assert not re.search(r"^\s*(from|import) runner", text, re.MULTILINE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["model", pytest.param("Listed", marks=pytest.mark.full)])
-def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path, model: str) -> None:
-    """Micro-batches as asked for, samples in the plain order."""
-    directory = make_directory(tmp_path)
-    losses, state = plain_result(getattr(user_code, model), count=4)
+def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path) -> None:
+    """Micro-batches as asked for, samples in the plain order; the weights load into the user's module."""
+    losses, state = plain_result(user_code.Listed, count=4)
     for pipeline in (1, 4):
-        made = result(
-            directory, f"model.target=mine:{model}", f"parallelism.pipeline={pipeline}", "schedule.microbatches=4",
-            run=f"run{pipeline}",
-        )  # fmt: skip
-        assert made[0]["loss"] == losses
-        assert_same_weights(made[1], state)
+        words = ("model.target=user_code:Listed", f"parallelism.pipeline={pipeline}", "schedule.microbatches=4")
+        made, weights = result(tmp_path, *words, run=str(pipeline))
+        assert made["loss"] == losses
+        assert_same_weights(weights, state)
+    user_code.Listed().load_state_dict(weights, strict=True)
 
 
-@pytest.mark.slow
 def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path: Path) -> None:
     """Weights are seeded by layer and samples by epoch: neither depends on the layout."""
-    directory = make_directory(tmp_path)
-    overrides = ("model.target=mine:Lazy", "data.shuffle=true", "schedule.microbatches=2")
+    overrides = ("model.target=user_code:Lazy", "data.shuffle=true", "schedule.microbatches=2")
     (one, weights), (four, same) = (
-        result(directory, *overrides, f"parallelism.pipeline={pipeline}", run=f"run{pipeline}") for pipeline in (1, 4)
+        result(tmp_path, *overrides, f"parallelism.pipeline={pipeline}", run=f"run{pipeline}") for pipeline in (1, 4)
     )
     assert one["loss"] == four["loss"]
     assert_same_weights(same, weights)
-    unshuffled, _ = result(directory, *overrides[::2], run="in_order")
+    unshuffled, _ = result(tmp_path, *overrides[::2], run="in_order")
     assert unshuffled["loss"] != one["loss"]
 
 
-@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
     overrides = ("model.kwargs.dropout=0.5", "model.kwargs.inplace=true", "schedule.microbatches=2")
     (one, weights), (two, same) = (
-        result(directory, *overrides, f"parallelism.pipeline={pipeline}", "partition=manual",
+        result(tmp_path, *overrides, f"parallelism.pipeline={pipeline}", "partition=manual",
                f"partition.boundaries={cut}", run=f"run{pipeline}")
         for pipeline, cut in ((1, "[]"), (2, "[1]"))
     )  # fmt: skip
@@ -68,12 +61,12 @@ def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     assert one["loss"] != plain_result(count=2)[0], "dropout was on"
 
 
-@pytest.mark.slow
 def test_sums_with_weights_own_options_and_a_data_module(tmp_path: Path) -> None:
+    """By the command, in a directory of the user's own."""
     directory = make_directory(tmp_path)
     (directory / "conf" / "optimizer").mkdir(parents=True)
     (directory / "conf" / "optimizer" / "mine.yaml").write_text("name: sgd\nlr: 0.5\nmomentum: 0.0\n")
-    made, weights = result(
+    made, weights = result_of_command(
         directory, "loss.target=mine:counted", "optimizer=mine", "data.target=mine:lightning_data",
         "parallelism.pipeline=2", "schedule.microbatches=3", "model.kwargs.width=9",
     )  # fmt: skip
@@ -86,35 +79,19 @@ def test_sums_with_weights_own_options_and_a_data_module(tmp_path: Path) -> None
     assert len(made["val_loss"]) == 1
 
 
-@pytest.mark.slow
 def test_a_last_step_with_fewer_samples_than_replicas(tmp_path: Path) -> None:
     """17 samples: the third step has one, and the second replica none of it."""
-    made, weights = result(
-        make_directory(tmp_path), "data.kwargs.samples=17", "parallelism.data=2", "schedule.microbatches=2"
-    )
+    made, weights = result(tmp_path, "data.kwargs.samples=17", "parallelism.data=2", "schedule.microbatches=2")
     losses, state = plain_result(samples=17, replicas=2, by_replica=True, count=2)
     assert made["loss"] == losses
     assert_same_weights(weights, state)
 
 
-@pytest.mark.slow
-def test_the_weights_load_into_the_users_module(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
-    result(directory, "model.target=mine:Listed", "parallelism.pipeline=2")
-    user_code.Listed().load_state_dict(load_file(directory / "run" / "weights.safetensors"), strict=True)
-
-
-@pytest.mark.slow
 def test_layers_of_two_stages_may_share_a_weight(tmp_path: Path) -> None:
-    directory = make_directory(tmp_path)
-    with (directory / "mine.py").open("a", encoding="utf-8") as file:
-        file.write(_TIED)
     cut = ("parallelism.pipeline=2", "partition=manual", "partition.boundaries=[5]")
-    losses = {}
-    for name, layout in {"one": (), "two": cut}.items():
-        done = train(directory, "model.target=mine:tied", f"run_dir={name}", *layout)
-        assert done.returncode == 0, done.stderr
-        losses[name] = record(directory / name)["loss"]
-        weights = load_file(directory / name / "weights.safetensors")
+    losses = []
+    for run, layout in {"one": (), "two": cut}.items():
+        made, weights = result(tmp_path, f"model.target={__name__}:tied", *layout, run=run)
+        losses.append(made["loss"])
         assert torch.equal(weights["4.weight"], weights["6.weight"])
-    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)  # holders sum their shares in another order
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # holders sum their shares in another order

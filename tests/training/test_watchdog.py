@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
-import lightning.pytorch as pl
 import pytest
 from user_project import make_directory, record, train
 
@@ -24,7 +24,6 @@ from runner.training.watchdog import Watchdog
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 
 
-@pytest.mark.slow
 def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     times = ("launcher.watchdog_seconds=3", "launcher.step_timeout_seconds=8", "trainer.max_steps=60")
@@ -46,67 +45,85 @@ def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -
     assert "time.sleep(600)" in said
 
 
+class Clock:
+    """Stands for the clock and the waiting of a watchdog: each poll takes a tenth of a second and does what is next."""
+
+    def __init__(self, *polls: Callable[[], object] | None) -> None:
+        self.now, self.polls = 0.0, [*polls]
+
+    def tick(self) -> float:
+        self.now += 0.1
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        if not self.polls:
+            return True
+        do = self.polls.pop(0)
+        if do is not None:
+            do()
+        return False
+
+
 def _watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 1, **times: float
-) -> tuple[Watchdog, list[int], Mock]:
-    (tmp_path / "logs").mkdir()
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *polls: Callable[[], object] | None, ranks: int = 1,
+    report: float, end: float, patience: float = 0.0, begun: Mock | None = None,
+) -> list[int]:  # fmt: skip
+    """The statuses with which a watchdog ended its process within these polls."""
+    (tmp_path / "logs").mkdir(exist_ok=True)
     RunRecord().save(tmp_path)
-    ends: list[int] = []
-    watchdog = Watchdog(tmp_path, 0, ranks, **times)
+    clock, ends = Clock(*polls), list[int]()
+    monkeypatch.setattr("runner.training.watchdog.PollClock", lambda: clock)
 
-    def end(status: int) -> None:
+    def leave(status: int) -> None:
         ends.append(status)
-        watchdog.stop()
+        clock.polls.clear()
 
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", leave)
+    watchdog = Watchdog(tmp_path, 0, ranks, report, end)
+    strategy = EngineStrategy.__new__(EngineStrategy)
+    strategy.engine = begun or _engine()
+    strategy.patience_seconds = patience
+    watchdog._strategy, watchdog._done = strategy, cast(Any, clock)
+    watchdog._watch()
+    return ends
+
+
+def _engine() -> Mock:
     engine = Mock(spec=Engine, actions_begun=0)
     engine.place.return_value = ("in step 1, last at 0F0 (stage 0, layers 0..1)", "a grid")
-    strategy = EngineStrategy.__new__(EngineStrategy)
-    strategy.engine = engine
-    watchdog.on_train_start(Mock(spec=pl.Trainer, strategy=strategy), pl.LightningModule())
-    return watchdog, ends, engine
+    return engine
 
 
 def test_progress_keeps_a_rank_alive_and_standing_still_is_only_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watchdog, ends, engine = _watched(tmp_path, monkeypatch, report_seconds=0.3, end_seconds=60.0)
-    for _ in range(8):
-        time.sleep(0.1)
+    engine = _engine()
+
+    def begin() -> None:
         engine.actions_begun += 1
+
+    assert _watched(tmp_path, monkeypatch, *[None, None, begin] * 5, begun=engine, report=0.35, end=60.0) == []
     assert not hang_file(tmp_path, 0).exists()
-    time.sleep(1.0)
+    assert _watched(tmp_path, monkeypatch, *[None] * 5, report=0.35, end=60.0) == []
     assert hang_file(tmp_path, 0).read_text().startswith("rank 0 in step 1, last at 0F0 (stage 0, layers 0..1)")
-    watchdog.stop()
-    assert ends == []
     assert RunRecord.load(tmp_path).status == "running"
 
 
 def test_a_save_may_take_longer_than_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watchdog, ends, _ = _watched(tmp_path, monkeypatch, report_seconds=0.1, end_seconds=0.2)
-    assert watchdog._strategy is not None
-    watchdog._strategy.patience_seconds = 60.0  # what the strategy's patient() sets
-    time.sleep(1.0)
-    assert ends == []
-    watchdog.stop()
+    assert _watched(tmp_path, monkeypatch, *[None] * 20, patience=60.0, report=0.1, end=0.2) == []
+    assert _watched(tmp_path, monkeypatch, *[None] * 20, report=0.1, end=0.2) == [1]
 
 
 def test_a_rank_that_stays_so_is_ended_with_the_reason_in_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.training.watchdog._GRACE_SECONDS", 0.1)
-    _, ends, _ = _watched(tmp_path, monkeypatch, ranks=2, report_seconds=60.0, end_seconds=0.3)
-    end = time.monotonic() + 20
-    while not ends and time.monotonic() < end:
-        time.sleep(0.05)
-    assert ends[0] == 1
+    assert _watched(tmp_path, monkeypatch, *[None] * 5, ranks=2, report=60.0, end=0.3) == [1]
     found = RunRecord.load(tmp_path)
     assert found.status == "failed"
     silent = "rank 1 does not say where it is, as one that hangs outside Python"
     assert str(found.reason).startswith(f"no progress for 0 s: {silent}; rank 0 in step 1, last at 0F0")
 
 
-@pytest.mark.full
 def test_out_of_memory_is_answered_with_what_needs_less() -> None:
     config = resolve(["model=gpt", "data.batch_size=16"])
     told = smaller(config, make_plan(config, profile_model(config)))
