@@ -12,8 +12,9 @@ from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.rules.sections import rules
 from runner.config.rules.zero_table import ROWS
-from runner.errors import Problem
-from runner.plan.make import plan_problems
+from runner.errors import Problem, RequestError
+from runner.plan.make import make_plan, plan_problems
+from runner.profiling.model import profile_model
 
 BASE = ["model=mlp", "parallelism.data=2"]
 TWIN = ["zero.stage=3", "optimizer=cpu_adam", "offload.ratio=0.5"]
@@ -117,6 +118,15 @@ def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path: Path
         (problem,) = plan_problems(resolve([*asked, *more]), 4)
         assert problem.path == path
         assert "create_gradient_handling_hooks" in problem.why
+
+
+def test_a_stage_that_trains_nothing_is_refused() -> None:
+    asked = ["model=mlp", "parallelism.data=2", "parallelism.pipeline=2", "schedule.microbatches=4"]
+    asked += ["partition=manual", "partition.boundaries=[4]", "trainer.freeze=[0.*,1.*,2.*,3.*]"]
+    make_plan(config := resolve(asked), profile_model(config))
+    config = resolve([*asked, "zero.stage=1"])
+    with pytest.raises(RequestError, match="must be 0 where a stage trains nothing"):
+        make_plan(config, profile_model(config))
 
 
 class TestTheDeepSpeedConfiguration:

@@ -61,7 +61,6 @@ def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path: Path, mo
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_process_compiles_and_what_a_killed_one_left_stops_nobody(tmp_path: Path) -> None:
     log = tmp_path / "killed.log"

@@ -123,9 +123,7 @@ def squares(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, i
     return (output - target).square().sum(), len(target)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["interleaved_1f1b", "looped_bfs", "zb_h1", "zb_v", "hanayo", "gems", "chimera", "dualpipe", "bitpipe"]
-)
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zb_h1", "chimera"])
 def test_under_any_schedule_the_run_is_the_unshared_one(schedule: str) -> None:
     """Two replicas with unequal shares, clipped by the norm over all stages."""
     generator = torch.Generator().manual_seed(3)
