@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import halved_sums
 import pytest
+import thread_runs
 import torch
+from thread_runs import result
 from torch import Tensor
-from user_project import OVERRIDES, assert_same_weights, environment, make_directory, plain_result, record, result
+from user_project import assert_same_weights, make_directory, plain_result
+from user_project import result as result_of_command
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
@@ -82,13 +81,15 @@ def write(directory: Path, option: str, text: str) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = make_directory(tmp_path / "project")
     (directory / "descents.py").write_text(_SIGN_DESCENT, encoding="utf-8")
     (directory / "halves.py").write_text(Path(halved_sums.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     write(directory, "optimizer/mine", "# Signs.\ntarget: descents:KIND\nlr: 0.0078125\nmomentum: 0.5\n")
     write(directory, "optimizer/simple", "# Signs.\ntarget: descents:function\nlr: 0.0078125\n")
     write(directory, "compression/halves", "# In bfloat16.\ntarget: halves:KIND\n")
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(directory)
     return directory
 
 
@@ -98,29 +99,26 @@ def told(directory: Path, *overrides: str) -> list[Problem]:
     return rules(config)
 
 
-@pytest.mark.parametrize("option", ["mine", "simple"])
-def test_a_users_optimizer_trains_as_a_plain_loop(option: str, project: Path) -> None:
-    found, weights = result(project, f"optimizer={option}", "optimizer.lr=0.0078125")
+def test_a_users_function_trains_as_a_plain_loop_by_the_command(project: Path) -> None:
+    found, weights = result_of_command(project, "optimizer=simple", "optimizer.lr=0.0078125")
     losses, expected = plain_result(optimizer=Plain)
     assert found["loss"] == losses
-    assert found["config"]["optimizer"]["name"] == option
+    assert found["config"]["optimizer"]["name"] == "simple"
     assert_same_weights(weights, expected)
 
 
-@pytest.mark.slow
 def test_a_users_optimizer_trains_in_two_stages_and_goes_on(project: Path) -> None:
     several = ("optimizer=mine", "parallelism.pipeline=2", "schedule.microbatches=2", "checkpoint.every=2")
-    _, whole = result(project, *several, "checkpoint.keep=5", run="whole")
-    (saved,) = (project / "whole" / "checkpoints").glob("*2*")
+    found, whole = result(project, *several, "checkpoint.keep=5", run="whole")
+    saved = project / "whole" / "checkpoints" / "step-2.ckpt"
     _, weights = result(project, *several, f"resume={saved}", run="resumed")
     assert_same_weights(weights, whole)
     losses, expected = plain_result(optimizer=Plain, count=2)
     assert_same_weights(whole, expected)
-    assert record(project / "whole")["loss"] == losses
+    assert found["loss"] == losses
 
 
-def test_a_users_kind_has_its_rules_and_its_keys(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
+def test_a_users_kind_has_its_rules_and_its_keys(project: Path) -> None:
     assert told(project, "optimizer=mine") == []
     (problem,) = told(project, "optimizer=mine", "trainer.grad_clip_norm=1.0")
     assert problem.rule == "is of no use to signs"
@@ -132,8 +130,7 @@ def test_a_users_kind_has_its_rules_and_its_keys(project: Path, monkeypatch: pyt
     assert problem.path == "optimizer.name"
 
 
-def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
+def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path) -> None:
     asked = ("compression=halves", "parallelism.data=2")
     assert told(project, *asked) == []
     assert told(project, *asked, "+compression.kwargs.keep=false") == []
@@ -157,37 +154,24 @@ def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path, monke
         assert (problem.path, problem.fix) == ("schedule.name", "schedule=1f1b")
 
 
-def runner(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "runner", *words]
-    return subprocess.run(
-        line, cwd=directory, env=environment(directory), capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_verify_says_why_it_cannot_compare(project: Path) -> None:
-    done = runner(project, "verify", *OVERRIDES[:4], "compression=halves", "parallelism.data=2", "data.batch_size=8")
-    assert done.returncode == 2
-    assert "compression = halves: must be none here. One process sums whole gradients" in done.stderr
+    words = ("verify", *thread_runs.WORDS, "compression=halves", "parallelism.data=2")
+    status, said = thread_runs.told(*words)
+    assert status == 2
+    assert "compression = halves: must be none here. One process sums whole gradients" in said
 
 
-@pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_users_compressor_trains_on_two_replicas_and_goes_on(project: Path) -> None:
-    """Its leftover is in the checkpoints, whole or in parts, and its bytes are in the record."""
-    common = ("parallelism.data=2", "checkpoint.every=2", "checkpoint.keep=5")
-    asked = (*common, "compression=halves", "optimizer=sgd", "optimizer.lr=0.125")
-    found, whole = result(project, *asked, run="whole")
-    plain_record, unlike = result(project, *common, "optimizer=sgd", "optimizer.lr=0.125", run="plain")
+    """Its leftover is in the checkpoints, and its bytes are in the record."""
+    common = ("parallelism.data=2", "checkpoint.every=2", "checkpoint.keep=5", "optimizer=sgd", "optimizer.lr=0.125")
+    found, whole = result(project, *common, "compression=halves", run="whole")
+    plain_record, unlike = result(project, *common, run="plain")
     assert any(not torch.equal(whole[name], unlike[name]) for name in whole)
     halved, full = (each["bytes_moved"]["weight_gradients"] for each in (found, plain_record))
     assert halved == full / 2 + 8  # and from both replicas whether their gradients are finite
-    (saved,) = (project / "whole" / "checkpoints").glob("*2*")
-    _, weights = result(project, *asked, f"resume={saved}", run="resumed")
-    assert_same_weights(weights, whole)
-    _, parted = result(project, *asked, "checkpoint.asynchronous=true", run="parts")
-    assert_same_weights(parted, whole)
-    (saved,) = (project / "parts" / "checkpoints").glob("*2*")
-    _, weights = result(project, *asked, f"resume={saved}", run="resumed_parts")
-    assert_same_weights(weights, whole)
-    shutil.rmtree(project / "parts")
-    assert os.listdir(project / "resumed")
+    for more in ((), ("checkpoint.asynchronous=true",)):
+        source = f"source{len(more)}"
+        result(project, *common, "compression=halves", *more, "trainer.max_steps=2", run=source)
+        saved = project / source / "checkpoints" / "step-2.ckpt"
+        _, weights = result(project, *common, "compression=halves", f"resume={saved}", run=f"resumed{len(more)}")
+        assert_same_weights(weights, whole)
