@@ -195,7 +195,8 @@ def _late(config: RunConfig, plan: RunPlan) -> Late:
     names = [name for name, _ in property_models.build(**config.model.kwargs).named_parameters()]
     stages = {layer: stage for stage, (first, last) in enumerate(plan.partition) for layer in range(first, last + 1)}
     lags = {name: plan.schedule.lags[stages[int(name.split(".")[0])]] for name in names}
-    return Late(lags, plan.schedule.reads_newest)
+    newest = plan.schedule.reads_newest
+    return Late(lags, newest, config.checkpoint.every if newest else None)  # a checkpoint waits for all windows
 
 
 def _exact(config: RunConfig, plan: RunPlan) -> bool:

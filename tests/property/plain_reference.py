@@ -31,10 +31,13 @@ class Late:
     Args:
         lags: for each weight, the micro-batches by which its updates come late.
         newest: whether a backward reads the newest weights instead of those of its forward.
+        ended_every: after so many steps all windows end before the next begins, whose forwards then read the newest
+            weights, as nothing else is kept; None: never.
     """
 
     lags: Mapping[str, int]
     newest: bool = False
+    ended_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,9 @@ class _Training:
             yield lambda: None
             return
         newest = {name: weight.data for name, weight in self.trained.items()}
+        ended = 0 if late.ended_every is None else step - step % late.ended_every
         for name, weight in self.trained.items():
-            version = max(0, (step * count + own - late.lags[name]) // count)
+            version = max(ended, (step * count + own - late.lags[name]) // count)
             weight.data = self.kept[version][name].clone()
 
         @torch.no_grad()

@@ -43,6 +43,9 @@ FOUND = {
     "sums of a cell's weight in W needed 9 % more than was planned": Found(
         "recurrent", "schedule=zb_h1 parallelism.pipeline=2 schedule.microbatches=7 data.batch_size=7 optimizer=lars"
     ),
+    "where backwards read the newest weights, forwards after a checkpoint do so, too": Found(
+        "mlp", "schedule=ampnet parallelism.pipeline=2 schedule.microbatches=6 data.batch_size=12 optimizer=adamw"
+    ),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
     ),
