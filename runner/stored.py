@@ -6,7 +6,8 @@ its fields in that order; an object that several others share is there once::
     {"kinds": [["runner.schedule.values:Program", "schedule", ...], ...],
      "objects": [[0, {"is": 3}, ...], ...], "value": {"is": 4}}
 
-Tuples are JSON's arrays. Only classes of the runner are written or read, so that a file imports nobody else's code.
+Tuples are JSON's arrays, and a function is its name. Only classes and functions of the runner are written or read, so
+that a file imports nobody else's code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import enum
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 __all__ = ["read_value", "value_text"]
@@ -70,6 +72,8 @@ class _Writer:
         if type(value) in (list, set, frozenset):
             parts = value if isinstance(value, list) else sorted(value)
             return {type(value).__name__: [self.written(each) for each in parts]}
+        if isinstance(value, FunctionType) and _is_named(value):
+            return {"function": f"{value.__module__}:{value.__qualname__}"}
         if isinstance(value, Mapping):
             return {"dict": [[self.written(key), self.written(each)] for key, each in value.items()]}
         names = _fields(type(value))
@@ -113,16 +117,35 @@ class _Reader:
             return self.objects[value]
         if how == "enum":
             return self._kinds[value[0]][0][value[1]]
+        if how == "function":
+            return _function(value)
         return _GROUPS[how](list(map(self.read, value)))
 
 
-def _class(name: str) -> Any:
+def _is_named(function: FunctionType) -> bool:
+    """Whether a function is the runner's and is found by its name."""
+    return function.__module__.startswith(_OWN) and "<" not in function.__qualname__
+
+
+def _function(name: str) -> FunctionType:
+    found = _found(name)
+    if not isinstance(found, FunctionType) or not _is_named(found):
+        raise ValueError(f"{name} is no function of the runner")
+    return found
+
+
+def _found(name: str) -> Any:
     module, _, qualified = name.partition(":")
     if not module.startswith(_OWN):
-        raise ValueError(f"{name} is no class of the runner")
+        raise ValueError(f"{name} is no class of the runner and no function")
     found: Any = importlib.import_module(module)
     for part in qualified.split("."):
         found = getattr(found, part)
+    return found
+
+
+def _class(name: str) -> Any:
+    found = _found(name)
     if not isinstance(found, type) or (_fields(found) is None and not issubclass(found, enum.Enum)):
         raise ValueError(f"{name} is no class of values")
     return found

@@ -80,3 +80,15 @@ def test_a_field_that_an_older_file_lacks_has_its_default() -> None:
     again = read_value(json.dumps(document))
     assert isinstance(again, Schedule)
     assert again == schedule
+
+
+def test_a_function_is_its_name_and_nobody_elses_is_read() -> None:
+    from runner.optim.catalogue.drift import DRIFT
+
+    assert read_value(value_text(DRIFT)).predict is DRIFT.predict
+    with pytest.raises(TypeError, match="cannot be written"):
+        value_text((lambda: None,))
+    for name in ("os:system", "runner.stored:_OWN"):
+        document = {"kinds": [], "objects": [], "value": {"function": name}}
+        with pytest.raises(ValueError, match="no class of|no function"):
+            read_value(json.dumps(document))

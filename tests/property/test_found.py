@@ -36,6 +36,11 @@ class Found:
 
 
 FOUND = {
+    "a plan with a correction of discrepancies could not be written": Found(
+        "mlp",
+        "schedule=pipemare parallelism.pipeline=2 schedule.microbatches=2 schedule.discrepancy_correction=0.5"
+        " data.batch_size=4 optimizer=sgd",
+    ),
     "signs of three replicas needed 67 % more than was planned": Found(
         "recurrent",
         "parallelism.pipeline=2 parallelism.data=3 schedule.microbatches=6 data.batch_size=15 compression=signsgd",

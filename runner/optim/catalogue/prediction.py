@@ -48,6 +48,10 @@ def linear(moment: Moment) -> Tensor:
     return (direction * -(moment.gap * moment.rate)).add_(moment.weight)  # one temporary tensor
 
 
+def _no_reason(motion: Motion) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionKind:
     """One way to predict weights.
@@ -67,7 +71,7 @@ class PredictionKind:
     name: str
     description: str
     predict: Callable[[Moment], Tensor] | None = field(repr=False)
-    reason_against: Callable[[Motion], str | None] = field(default=lambda motion: None, repr=False)
+    reason_against: Callable[[Motion], str | None] = field(default=_no_reason, repr=False)
     flushed_gap: float | None = None
     whole_steps: bool = False
     temporaries: int = 2
