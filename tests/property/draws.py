@@ -7,7 +7,8 @@ with a problem. A guest that is new in a catalogue is drawn without a line here.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec as find_package
 from pathlib import Path
@@ -64,9 +65,11 @@ class Reach:
 
     Args:
         searching: whether strategies are among them that search for seconds to minutes.
+        steady: whether most draws stay what they were when a guest comes to a catalogue.
     """
 
     searching: bool = False
+    steady: bool = False
 
 
 _NEAR = Reach()
@@ -81,8 +84,12 @@ class _Draw:
     def often(self, share: float) -> bool:
         return self.rng.random() < share
 
-    def of(self, values: Sequence[object]) -> str:
-        return str(self.rng.choice(list(values)))
+    def of(self, values: Iterable[object]) -> str:
+        """One of the values."""
+        if not self.reach.steady:
+            return str(self.rng.choice(list(values)))
+        token = self.rng.random()
+        return max(map(str, values), key=lambda value: zlib.crc32(f"{token} {value}".encode()))
 
     def examples(self, section: str, examples: Mapping[str, Sequence[object]], share: float = 0.7) -> None:
         for key, values in examples.items():
@@ -115,7 +122,7 @@ def _layout(drawn: _Draw) -> tuple[int, bool]:
     """
     rng = drawn.rng
     while True:
-        spec = rng.choice([each for each in SPECS.values() if each.name != "from_file"])
+        spec = SPECS[drawn.of(name for name in SPECS if name != "from_file")]
         asked = _schedule(drawn, spec)
         stages = asked.ranks * (asked.chunks or spec.default_chunks or 1)
         if stages <= MOST_STAGES and not request_problems(spec.name, asked):
@@ -203,7 +210,8 @@ def _optimized(drawn: _Draw) -> None:
     if "optimizer" in drawn.words:
         return
     kinds = [kind for kind in OPTIMIZERS.values() if kind.operator is None and kind.name not in ("custom", "auto")]
-    kind = drawn.rng.choice([each for each in kinds if each.package is None or find_package(each.package)])
+    found = [each.name for each in kinds if each.package is None or find_package(each.package)]
+    kind = OPTIMIZERS[drawn.of(found)]
     drawn.words["optimizer"] = kind.name
     drawn.examples("optimizer", kind.examples, share=1.0)
     if "momentum" in kind.reads and drawn.often(0.5):
