@@ -69,7 +69,6 @@ limits.machine_memory_bytes = lambda: {memory} if os.environ.get("RANK") == "1" 
 """
 
 
-@pytest.mark.slow
 def test_no_rank_plans(tmp_path: Path) -> None:
     """One whose own machine has less memory runs what was planned; each planned for itself before, and none ran."""
     directory = make_directory(tmp_path)

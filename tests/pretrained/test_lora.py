@@ -40,7 +40,7 @@ adam = partial(torch.optim.Adam, lr=0.01)
 TWO_STAGES = ((0, 1), (2, 4))  # with a block in each
 LAYOUTS = [
     (1, "1f1b"),
-    pytest.param(2, "1f1b", marks=pytest.mark.slow),
+    (2, "1f1b"),
     pytest.param(2, "zb_v", marks=pytest.mark.full),
 ]
 

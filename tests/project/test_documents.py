@@ -84,7 +84,6 @@ def test_a_story(page: str, section: str, tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_what_changes_the_repository(tmp_path: Path) -> None:

@@ -66,7 +66,6 @@ def test_every_command_is_tried_here() -> None:
     assert sum("-m" in words for words in trained) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", sampled(PLANS, PLANS[-1]), ids=lambda words: words[2])
 def test_plans(words: list[str], tmp_path: Path) -> None:
     out = runner(words[1:], tmp_path)
@@ -92,14 +91,12 @@ def test_a_first_run_and_its_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_sweep(tmp_path: Path) -> None:
     (words,) = [each for each in COMMANDS if "-m" in each]
     runner([*words[1:], *SHORT, "run_dir=sweep"], tmp_path)
     assert [record(tmp_path / "sweep" / str(job))["status"] for job in range(4)] == ["ok"] * 4
 
 
-@pytest.mark.slow
 def test_your_own_model_in_one_process_and_in_four(tmp_path: Path) -> None:
     write_own_model(tmp_path)
     runner([*OWN[1:], "run_dir=four"], tmp_path)
@@ -132,7 +129,6 @@ def test_both_parts_of_the_spirals_hold_both_arms(tmp_path: Path) -> None:
         assert 0.4 < arm.float().mean() < 0.6
 
 
-@pytest.mark.slow
 def test_the_default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first command's second half, on real emoji, in two stages, with its pictures."""
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))

@@ -8,13 +8,6 @@ import pytest
 import torch
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the drawings is slow: the first such test builds them."""
-    for item in items:
-        if "emoji_cache" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="session")
 def emoji_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of this session alone, so that the data is really built once here."""

@@ -35,9 +35,6 @@ def reserved(trace: Any) -> Any:
     }
 
 
-pytestmark = pytest.mark.slow
-
-
 def test_the_trace_is_of_the_whole_model(trace: Any) -> None:
     assert sum(trace.parameters) == 1_310_410_880
     assert sorted(number for kind, number, _ in trace.events if kind == "layer") == list(range(26))

@@ -28,7 +28,7 @@ VARIED: dict[str, tuple[str, list[str]]] = {
     "unet bilinear": ("unet", ["model.kwargs.bilinear=true", "data.kwargs.height=13"]),
     "speech of one token": ("speech", ["data.kwargs.length=1", "model.kwargs.sparse=false"]),
 }
-CASES = [*PROJECTS, *(pytest.param(name, marks=pytest.mark.slow) for name in VARIED)]
+CASES = [*PROJECTS, *VARIED]
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def by_microbatches(
     return losses
 
 
-@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pipeline", [1, 2])
 def test_batch_norms_of_a_unet(pipeline: int) -> None:
     """Statistics are those of micro-batches, and running averages follow them in their order."""
     module: Any = importlib.import_module("unet")

@@ -41,7 +41,7 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pipeline", [1, 2])
 def test_whisper_trains(tmp_path: Path, pipeline: int) -> None:
     """From a folder, whose config.json names the architecture; the sinusoids are frozen, as its constructor does."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -144,7 +144,7 @@ def _after_one(folder: Path) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
-@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pipeline", [1, 2])
 def test_one_of_four_that_are_tied(tmp_path: Path, pipeline: int) -> None:
     """T5 ties two tables and the head to a third; the folder's head differs, and the tables stay tied."""
     config = transformers.T5Config(**T5)
@@ -155,7 +155,6 @@ def test_one_of_four_that_are_tied(tmp_path: Path, pipeline: int) -> None:
     check(found, plain(model, pair=True), model.state_dict())
 
 
-@pytest.mark.slow
 def test_an_adapter_beside_an_own_head(tmp_path: Path) -> None:
     """The frozen weights stay those of the files, in each layout."""
     folder = llama(tmp_path)

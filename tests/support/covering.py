@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-_FULL = (pytest.mark.full, pytest.mark.slow)
+_FULL = pytest.mark.full
 
 
 def covering(
@@ -18,7 +18,7 @@ def covering(
     seed: int = 0,
     allowed: Callable[..., bool] = lambda *values: True,
 ) -> list[Any]:
-    """Every combination of ``factors``' values; those outside of a covering sample are marked ``full`` and ``slow``.
+    """Every combination of ``factors``' values; those outside of a covering sample are marked ``full``.
 
     Every choice of values for any ``strength`` factors that some allowed case has occurs in the sample, which is a
     function of the seed.
@@ -41,12 +41,12 @@ def sample(factors: Mapping[str, Collection[object]], strength: int = 1, seed: i
 
 
 def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
-    """``cases``, of which all but those of ``sample`` are marked ``full`` and ``slow``."""
+    """``cases``, of which all but those of ``sample`` are marked ``full``."""
     found = list(cases)
     assert all(case in found for case in sample), "the sample has a case that there is not"
     return [pytest.param(case, marks=() if case in sample else _FULL) for case in found]
 
 
 def every_third(cases: Sequence[tuple[object, ...]]) -> list[Any]:
-    """``cases``, values of several arguments, of which two in three are marked ``full`` and ``slow``."""
+    """``cases``, values of several arguments, of which two in three are marked ``full``."""
     return [pytest.param(*case, marks=_FULL if place % 3 else ()) for place, case in enumerate(cases)]
