@@ -81,7 +81,8 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # else a subclass converts the result, a sparse gradient, too
+            result = func(*args, **kwargs)
         made = _strided(result)
         if made:
             storages = [tensor.untyped_storage() for tensor in _strided((args, kwargs))]
