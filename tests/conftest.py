@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,16 @@ def _signals_as_before() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a command imported here from a test's folder would hide those of other tests' folders."""
+    yield
+    folders = str(tmp_path_factory.getbasetemp())
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(folders):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ OUT_OF_RANGE = [
     (
         "model.target=own_words:positions model.kwargs.context=8 parallelism.pipeline=2",
         "must take what",
-        "its largest id is 15, the table places.weight has 8 rows.",
+        "its largest id is 15, the table of places (Embedding) has 8 rows.",
     ),
 ]
 
