@@ -234,9 +234,13 @@ class RunPlan:
             FileNotFoundError: there is none.
             ValueError: it is damaged, or its version of the runner stored plans otherwise.
         """
-        found = read_value((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        path = run_dir / PLAN_FILE
+        try:
+            found = read_value(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged, or of another version of the runner: {error}") from error
         if not isinstance(found, cls):
-            raise ValueError(f"{run_dir / PLAN_FILE} holds no plan")
+            raise ValueError(f"{path} holds no plan")
         return found
 
     @property

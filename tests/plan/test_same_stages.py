@@ -43,6 +43,13 @@ def test_the_stages_are_those_before(tmp_path: Path) -> None:
     assert resumed.profile == now.profile  # what is predicted is of today's seconds
 
 
+def test_an_asynchronous_run_without_a_plan_of_before_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = planned(_slow_first(1.0), **PIPELINE | {"schedule__name": "pipedream"})
+    config = replace(request(**PIPELINE | {"schedule__name": "pipedream"}), resume=str(tmp_path / "checkpoints" / "a"))
+    assert with_stages_before(config, plan) is plan
+    assert "the stages are planned anew, which may give other losses" in caplog.text
+
+
 def test_work_in_bubbles_lies_where_it_lay(tmp_path: Path) -> None:
     then, now = (model([layer(fills=fills(0.5, inversions))] * 4) for inversions in (1.5, 9.0))
     before, plan, resumed = _again(tmp_path, then, now, **ASKED)

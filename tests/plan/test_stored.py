@@ -64,7 +64,7 @@ def test_what_is_not_the_runners_is_neither_written_nor_read() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kinds": [], "objects": [], "value": {"is": 7}}'])
 def test_a_damaged_file_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / PLAN_FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"Expecting value|not a value|holds no plan"):
+    with pytest.raises(ValueError, match=r"is damaged, or of another version|holds no plan"):
         RunPlan.load(tmp_path)
 
 

@@ -29,7 +29,8 @@ def advise(config: RunConfig, run_dir: Path) -> None:
 
     try:
         advice = smaller(config, Stored.load(run_dir))
-    except (MemoryError, RuntimeError, OSError) as error:  # the memory that is left may be too little to make a plan
+    # The memory that is left may be too little to make a plan, and the file may be of another version.
+    except (MemoryError, RuntimeError, OSError, ValueError) as error:
         logger.error("what needs less could not be planned: %s", error)
         return
     logger.error("%s", advice)

@@ -46,7 +46,9 @@ def with_stages_before(config: RunConfig, plan: RunPlan, machine: MachineFacts |
     before = Path(config.resume).parent.parent
     try:
         stored = Stored.load(before)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if plan.schedule.is_asynchronous:
+            logger.warning("the stages are planned anew, which may give other losses: no plan of before (%s)", error)
         return plan
     partition = stored.partition
     profile = stored.profile if follows_profile(config) else plan.profile
