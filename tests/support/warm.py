@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = (
     "runner.cli.main", "runner.cli.commands", "runner.launch.run.start", "runner.launch.run.resume",
     "runner.launch.verify", "runner.launch.local.ranks", "runner.plan.make", "runner.training.run",
-    "runner.cli.request", "runner.cli.train", "runner.report.write", "hydra.core.plugins", "hydra.compose",
-    "omegaconf", "socketserver",
+    "runner.cli.request", "runner.cli.train", "runner.report.write",
+    "hydra._internal.config_loader_impl", "runner.config.compose.option_folder", "omegaconf", "socketserver",
 )  # fmt: skip
 WARM = {"runner.launch.local.template", "runner.launch.rank", "runner.launch.sweep.job"}
 """What a command may start, as ``python -m``, from a forked process, too."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.compose.files import read_option
-from runner.config.compose.groups import shipped_conf
 from runner.config.compose.layers import Layer
 from runner.errors import Problem, RequestError
 from runner.targets import names_environment, with_environment
 
 if TYPE_CHECKING:
+    from hydra._internal.defaults_list import DefaultsList
     from omegaconf import DictConfig
 
 __all__ = ["SHIPPED", "Composed", "compose_request", "shown_path"]
@@ -52,36 +52,61 @@ def compose_request(choices: Mapping[str, str | None], settings: Iterable[str], 
     Raises:
         RequestError: Hydra refuses them.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from hydra.types import RunMode
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     # Without a recipe, Hydra uses its default. Quoted, a name such as 1 is no number.
     lines = [f"{group}={json.dumps(name)}" for group, name in choices.items() if name is not None]
-    lines += settings
-    search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
-    if search:
-        lines.append(f"hydra.searchpath=[{search}]")
     try:
-        with warnings.catch_warnings(), initialize_config_dir(str(shipped_conf()), version_base="1.3"):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            composed = compose(_PRIMARY, overrides=lines, return_hydra_config=True)
-            loader = GlobalHydra.instance().config_loader()
-            ordered = loader.compute_defaults_list(_PRIMARY, lines, RunMode.RUN).defaults
-            used = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items() if name is not None}
-            OmegaConf.set_struct(composed, False)
-            del composed["hydra"]
+            composed, ordered = _composed([*lines, *settings], roots)
+            chosen = ordered.overrides.known_choices.items()
             _keep_environment(composed)
             container = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, OSError) as error:
         raise RequestError([_told(error)]) from error
     assert isinstance(container, dict)
-    own = {group: name for group, name in used.items() if not group.startswith("hydra/")}
-    places = [(str(each.config_path), str(each.package or "")) for each in ordered if each.config_path is not None]
-    return Composed({str(key): value for key, value in container.items()}, own, tuple(_layers(places, roots)))
+    found = [(str(each.config_path), str(each.package or "")) for each in ordered.defaults if each.config_path]
+    used = {str(group): str(name) for group, name in chosen if name is not None}
+    return Composed({str(key): value for key, value in container.items()}, used, tuple(_layers(found, roots)))
+
+
+def _composed(lines: Sequence[str], roots: Sequence[Path]) -> tuple[DictConfig, DefaultsList]:
+    """What ``hydra.compose`` does, without the options of Hydra itself, and with the list of the files that it makes.
+
+    Hydra's own options are as many as a request's; beside them, the list would be made twice, of files read each time.
+    """
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import CachingConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.utils import setup_globals
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    from runner.config.compose.option_folder import OptionFolder
+
+    version.setbase("1.3")
+    setup_globals()  # ${now:...} in values
+    loader = ConfigLoaderImpl(ConfigSearchPathImpl())
+    loader.repository.get_sources()[:] = [
+        *(OptionFolder("runner", str(root)) for root in roots),
+        StructuredConfigSource("schema", "structured://"),
+    ]
+    repository = CachingConfigRepository(loader.repository)
+    overrides = OverridesParser.create().parse_overrides([*lines])
+    loader.validate_sweep_overrides_legal(overrides, RunMode.RUN, from_shell=False)
+    ordered = create_defaults_list(repository, _PRIMARY, overrides, prepend_hydra=False, skip_missing=False)
+    composed = loader._compose_config_from_defaults_list(ordered.defaults, repository)
+    OmegaConf.set_struct(composed, True)
+    loader._apply_overrides_to_config(ordered.config_overrides, composed)
+    OmegaConf.set_struct(composed, False)
+    return composed, ordered
 
 
 def shown_path(path: Path, roots: Sequence[Path]) -> str:
@@ -95,7 +120,7 @@ def _layers(places: Iterable[tuple[str, str]], roots: Sequence[Path]) -> Iterato
     """The files at these paths below a root, with the section that each fills."""
     for name, package in places:
         path = next((root / f"{name}.yaml" for root in roots if (root / f"{name}.yaml").is_file()), None)
-        if path is None or name == _PRIMARY or name.startswith("hydra/"):
+        if path is None or name == _PRIMARY:
             continue
         content: dict[str, Any] = read_option(path)
         content.pop("defaults", None)
