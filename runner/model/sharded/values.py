@@ -1,0 +1,66 @@
+"""Which part of a weight a rank holds, and how whole tensors are cut and parts joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Shard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a weight that one rank of a group holds.
+
+    Args:
+        dim: the dimension that is divided.
+        index, degree: the number of the part, from 0, and the number of parts.
+        whole: the weight's shape.
+        pieces: how many blocks lie one behind the other along ``dim``, each of which is divided: a weight that makes
+            query, key and value has three.
+        padding: rows of zeros that the last part has beyond the weight, so that all parts are of one length. No file
+            holds them.
+    """
+
+    dim: int
+    index: int
+    degree: int
+    whole: tuple[int, ...]
+    pieces: int = 1
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        length = self.whole[self.dim] + self.padding
+        if length % (self.degree * self.pieces) or (self.padding and self.pieces > 1):
+            raise ValueError(f"{length} rows in {self.pieces} pieces cannot be divided among {self.degree} ranks")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part."""
+        shape = list(self.whole)
+        shape[self.dim] = (shape[self.dim] + self.padding) // self.degree
+        return tuple(shape)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """A copy of this part of a tensor of the weight's shape."""
+        pieces = self._padded(whole).chunk(self.pieces, self.dim)
+        blocks = [piece.chunk(self.degree, self.dim)[self.index] for piece in pieces]
+        if len(blocks) > 1:
+            return torch.cat(blocks, self.dim)
+        return blocks[0].clone(memory_format=torch.contiguous_format)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole of the parts of all ranks, in their order."""
+        pieces = [part.chunk(self.pieces, self.dim) for part in parts]
+        whole = torch.cat([own[at] for at in range(self.pieces) for own in pieces], self.dim)
+        return whole.narrow(self.dim, 0, self.whole[self.dim])
+
+    def _padded(self, whole: Tensor) -> Tensor:
+        if not self.padding:
+            return whole
+        shape = list(self.whole)
+        shape[self.dim] = self.padding
+        return torch.cat([whole, whole.new_zeros(shape)], self.dim)
