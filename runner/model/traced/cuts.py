@@ -11,7 +11,7 @@ Where an architecture says itself before which modules it is cut, these are the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,17 @@ from torch.fx import Node
 
 from runner.model.traced.operators import Program
 
-__all__ = ["align", "crossing", "cut_before", "cuts_before", "good_cuts", "is_random", "module_path"]
+__all__ = [
+    "align",
+    "crossing",
+    "cut_before",
+    "cuts_before",
+    "effects",
+    "good_cuts",
+    "draws_with",
+    "is_random",
+    "module_path",
+]
 
 _MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this many times the bytes of a neighbour lies inside a block
 _ALIASING = ("dropout", "contiguous", "lift")  # may return their input although their schema does not say so
@@ -87,6 +97,8 @@ def cut_before(training: Program, evaluation: Program, module: str) -> int | str
             before = training.nodes[:position]
             if not any(argument in training.weights for each in before for argument in each.all_input_nodes):
                 return "No weights are used before it"
+            if position in training.uncut:
+                return "It lies among layers that ranks divide, who do not have all values in common there"
             return position if position in _possible(training, evaluation) else "A tensor is changed in place across it"
     return "No operator of such a module runs"
 
@@ -167,7 +179,7 @@ def _hint(size: Any) -> int:
 
 
 def _held_together(program: Program) -> set[int]:
-    """Positions where a cut would separate a tensor that is changed in place from its other uses."""
+    """Positions where a cut would separate a tensor that is changed in place from its other uses, or ranks' parts."""
     positions = {node: i for i, node in enumerate(program.nodes)}
     parent: dict[Node, Node] = {}
 
@@ -178,7 +190,7 @@ def _held_together(program: Program) -> set[int]:
 
     changed: list[tuple[Node, int]] = []
     for i, node in enumerate(program.nodes):
-        aliases, written = _effects(node, program)
+        aliases, written = effects(node, program)
         for other in (*aliases, *written):
             if other in aliases:
                 parent[root(node)] = root(other)
@@ -186,7 +198,7 @@ def _held_together(program: Program) -> set[int]:
     groups: dict[Node, list[Node]] = {}
     for node in (*program.weights, *(n for n in program.inputs if isinstance(n, Node)), *program.nodes):
         groups.setdefault(root(node), []).append(node)
-    held: set[int] = set()
+    held = set(program.uncut)
     for node, position in changed:
         members = groups.get(root(node), [node])
         is_weight = any(member in program.weights for member in members)
@@ -197,7 +209,7 @@ def _held_together(program: Program) -> set[int]:
     return held
 
 
-def _effects(node: Node, program: Program) -> tuple[list[Node], list[Node]]:
+def effects(node: Node, program: Program) -> tuple[list[Node], list[Node]]:
     """The arguments whose memory the result may share, and the arguments that the operator changes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return (list(node.all_input_nodes), []) if "getitem" in str(node.target) else ([], [])
@@ -225,13 +237,16 @@ def is_random(node: Node, owner: torch.nn.Module) -> bool:
     if node.op == "get_attr":
         held = getattr(owner, str(node.target), None)
         return isinstance(held, torch.fx.GraphModule) and any(is_random(each, held) for each in held.graph.nodes)
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
-    if any(name in node.target._schema.name for name in _RECURRENT):
+    return isinstance(node.target, torch._ops.OpOverload) and draws_with(node.target, node.args, node.kwargs)
+
+
+def draws_with(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator draws random numbers with these arguments."""
+    given = {a.name: v for a, v in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    if any(name in target._schema.name for name in _RECURRENT):
         return bool(given.get("train")) and bool(given.get("dropout") != 0.0)
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+    if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    if "dropout_p" in {argument.name for argument in node.target._schema.arguments}:
+    if "dropout_p" in {argument.name for argument in target._schema.arguments}:
         return bool(given.get("dropout_p", 0.0) != 0.0)
     return given.get("train", True) is not False and bool(given.get("p", 1.0) != 0.0)

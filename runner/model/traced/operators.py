@@ -52,6 +52,7 @@ class Program:
         outputs: the model's output, flat: nodes and plain values.
         conditions: what the sizes of the input must be, as the model's code has taken the traced way.
         input_spec, output_spec: the nesting of the flat lists; that of the input is for (args, kwargs).
+        uncut: positions at which it must not be cut, because a value crosses that ranks do not have in common.
     """
 
     owner: GraphModule
@@ -63,6 +64,7 @@ class Program:
     conditions: Conditions
     input_spec: Any
     output_spec: Any
+    uncut: frozenset[int] = frozenset()
 
 
 def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
