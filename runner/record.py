@@ -109,7 +109,7 @@ class RunRecord:
     bytes_moved: dict[str, Any] = field(
         default_factory=lambda: _unknown(
             *("activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"),
-            *("host_activations", "host_weights", "host_weight_gradients"),
+            *("tensor", "host_activations", "host_weights", "host_weight_gradients"),
         )
     )
     peak_memory_bytes: dict[str, Any] = field(

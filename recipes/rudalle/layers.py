@@ -92,6 +92,11 @@ class Embedding(nn.Module):
             for table in self.children():
                 nn.init.normal_(table.weight, std=0.2)  # type: ignore[arg-type]
 
+    @staticmethod
+    def tensor_plan() -> dict[str, str]:
+        """How ranks divide the embedding: rows of the large tables."""
+        return {"text_embeddings": "embedding", "image_embeddings": "embedding"}
+
     def forward(self, ids: Tensor) -> Tensor:
         length = self.config.text_length
         text, image = self.embed_text(ids[:, :length]), self.embed_image(ids[:, length:], 0)
@@ -151,7 +156,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, seen: KeyValues | None = None) -> Tensor:
         """[B, S, D] to the same; with ``seen``, ``hidden`` holds the positions that follow those seen."""
         batch, length, width = hidden.shape
-        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        split = self.query_key_value(hidden).view(batch, length, 3, -1, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         first = 0
         if seen is not None:
@@ -159,7 +164,7 @@ class Attention(nn.Module):
             key, value = seen.extend(key, value)
         mask = self.mask[first : first + length, : first + length]
         mixed = self._mix(query, key, value, mask)
-        return self.dense(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        return self.dense(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         dropout = self.dropout_rate if self.training else 0.0
@@ -209,6 +214,16 @@ class SandwichLayer(nn.Module):
             # With gain 1 the normed sub-layers drown the embeddings that they are added to.
             nn.init.constant_(self.before_first_addition_layernorm.weight, 0.1)
             nn.init.constant_(self.before_second_addition_layernorm.weight, 0.1)
+
+    @staticmethod
+    def tensor_plan() -> dict[str, str]:
+        """How ranks divide the layer: whole heads, and parts of the feed-forward layer."""
+        return {
+            "attention.query_key_value": "packed_column:3",
+            "attention.dense": "row",
+            "mlp.dense_h_to_4h": "column",
+            "mlp.dense_4h_to_h": "row",
+        }
 
     def forward(self, hidden: Tensor, seen: KeyValues | None = None) -> Tensor:
         attended = self.attention(self.input_layernorm(hidden), seen)

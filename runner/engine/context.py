@@ -9,6 +9,7 @@ from typing import Self
 from runner.engine.buffers import Buffers
 from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.base import Transport
+from runner.engine.transport.tensor_group import TensorGroup
 from runner.engine.update.sharding import Sharding
 from runner.engine.window import Window
 from runner.model.layers import StageModule
@@ -26,6 +27,9 @@ class RankView:
         position: its position in its pipeline.
         pipeline: the global rank at each position of this rank's pipeline.
         replicas: the global ranks that hold the same stages at the same position, in replica order.
+        shards: the global ranks that divide this rank's layers with it, in their order; this one alone if none does.
+        peers: the global ranks at this position of all pipelines: the replicas of all shards.
+        judges: the global ranks of this replica, of all positions and shards, which share a verdict.
         num_stages: number of stages of the model.
         first_microbatch: the global number of this replica's first micro-batch: d * T.
         holders: for each of this rank's stages, all global ranks with a copy: replicas, and the twins of pipelines
@@ -37,6 +41,9 @@ class RankView:
     position: int
     pipeline: tuple[int, ...]
     replicas: tuple[int, ...]
+    shards: tuple[int, ...]
+    peers: tuple[int, ...]
+    judges: tuple[int, ...]
     num_stages: int
     first_microbatch: int
     holders: Mapping[int, tuple[int, ...]]
@@ -48,13 +55,23 @@ class RankView:
         place, stages = topology.coordinates(rank), topology.stages_of(rank)
         return cls(
             position=place.pipe,
-            pipeline=topology.pipeline_group(place.data),
-            replicas=topology.data_group(place.pipe),
+            pipeline=topology.pipeline_group(place.data, place.tensor),
+            replicas=topology.data_group(place.pipe, place.tensor),
+            shards=topology.tensor_group(place.pipe, place.data),
+            peers=topology.peers(place.pipe),
+            judges=topology.model_group(place.data),
             num_stages=topology.num_stages,
             first_microbatch=place.data * microbatches,
-            holders={stage: topology.holders(stage) for stage in stages},
-            later_copies=frozenset(stage for stage in stages if topology.rank_of(stage, place.data) != rank),
+            holders={stage: topology.holders(stage, place.tensor) for stage in stages},
+            later_copies=frozenset(
+                stage for stage in stages if topology.rank_of(stage, place.data, shard=place.tensor) != rank
+            ),
         )
+
+    @property
+    def is_first_shard(self) -> bool:
+        """Whether this rank is the first one of those that divide its layers."""
+        return not self.shards or self.shards[0] == self.pipeline[self.position]
 
     @property
     def has_twins(self) -> bool:
@@ -75,6 +92,7 @@ class RankContext:
             rank each micro-batch finds its stages.
         buffers: tensors that wait for their use.
         sharding: keeps the gradients of the rank's stage, if the engine does not.
+        tensor_group: what this rank exchanges with those that divide its layers with it; None: none does.
         timeline: the times of what the rank did.
         windows: the windows that have begun and not ended, by place; see :class:`runner.engine.stream.RankStream`.
     """
@@ -85,6 +103,7 @@ class RankContext:
     schedules: Mapping[bool, Schedule]
     microbatches: int
     sharding: Sharding | None = None
+    tensor_group: TensorGroup | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
     windows: dict[int, Window] = field(default_factory=dict)

@@ -31,6 +31,8 @@ from runner.engine.run_windows import WindowRunner, copy_buffers, states_of_buff
 from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
+from runner.engine.transport.counting import SentBytes
+from runner.engine.transport.tensor_group import TensorGroup
 from runner.engine.transport.watched import WatchedTransport
 from runner.engine.update.copies import compare_copies
 from runner.engine.update.gradients import StageGradients
@@ -77,6 +79,7 @@ class Engine:
         options: the settings of the run.
         tags: describes each of this rank's parameters, by global name.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
+        tensor_group: what this rank exchanges with those that divide its layers with it; None: none does.
         keep: makes the gradients of a stage.
         prediction: the weights that are predicted; None: none are.
         offload: moves what stages save to the host's memory; None: it stays.
@@ -101,6 +104,7 @@ class Engine:
         options: EngineOptions,
         tags: Mapping[str, ParameterTag],
         sharding: Sharding | None = None,
+        tensor_group: TensorGroup | None = None,
         keep: Keep = StageGradients,
         prediction: Prediction | None = None,
         offload: StageOffload | None = None,
@@ -119,7 +123,7 @@ class Engine:
         self.stores = make_stores(self.stages, schedule, prediction)
         self.waves = make_waves(self.stages, schedule, transport, view.replicas)
         schedules = {True: schedule, False: forward_only.schedule}
-        self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
+        self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding, tensor_group)
         self._rank.timeline = Timeline(clock_of(transport.device))
         self._headers = Headers(view, schedule.placement, transport)
         self._ends = StepEnds(
@@ -204,11 +208,18 @@ class Engine:
     @property
     def bytes_sent(self) -> dict[str, int]:
         """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients; bytes
-        of activations that it has moved to the host's memory and back; and those of weights that have come from there
-        and of their gradients that have gone there."""
+        of activations that it has moved to the host's memory and back; those of weights that have come from there and
+        of their gradients that have gone there; and those of layers that several ranks divide."""
         sent = self._executor.bytes_sent
         activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
-        return {"activation": activations, "gradient": sent[Payload.GRADIENT], **self._host.bytes_moved}
+        group = self._rank.tensor_group
+        tensor = round(group.sent.num_bytes) if group is not None else 0
+        return {
+            "activation": activations,
+            "gradient": sent[Payload.GRADIENT],
+            "tensor": tensor,
+            **self._host.bytes_moved,
+        }
 
     def attach_optimizer(
         self,
@@ -446,6 +457,8 @@ class Engine:
             store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         self._host.count_anew()
+        if self._rank.tensor_group is not None:
+            self._rank.tensor_group.sent = SentBytes()
         measured, self._rank.timeline = self.timeline, own
         return measured
 

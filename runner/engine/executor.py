@@ -94,6 +94,8 @@ class Executor:
             training: whether the windows are of training.
         """
         actions = list(actions)
+        if self._rank.tensor_group is not None:
+            self._rank.tensor_group.counts = training
         with torch.set_grad_enabled(training):
             for index in range(len(actions)):
                 self.current = action = actions[index]

@@ -203,7 +203,7 @@ class WindowRunner:
             self.run(actions)
         watcher.check_sums()
         self._ends.update.close()
-        return first_over(watcher.found, rank.transport, (view.pipeline, view.replicas))
+        return first_over(watcher.found, rank.transport, (view.shards, view.pipeline, view.replicas))
 
 
 def copy_buffers(stages: Stages) -> BufferSnapshot:

@@ -176,8 +176,10 @@ class StepEnds:
         reductions += [each for group in self.tied_gradients for each in group.reduce(transport)]
         if not window.knows_totals:
             totals = self._headers.totals(window).to(transport.device)
-            if len(view.replicas) > 1:
-                reductions.append(transport.all_reduce(totals, view.replicas))
+            if not view.is_first_shard:
+                window.forget_figures(totals)  # they are those of the first one
+            if len(view.peers) > 1:
+                reductions.append(transport.all_reduce(totals, view.peers))
         for handle in reductions:
             handle.wait()
         if not window.knows_totals:
@@ -208,10 +210,10 @@ def _make_updates(
         sharded = ShardedUpdate(rank.sharding, rank.transport, options.scaling)
         return [StageUpdate(rank.stages, options, sharded)]
     if not each_alone:
-        together = make(ends.all_gradients, rank.view.pipeline)
+        together = make(ends.all_gradients, rank.view.judges)
         return [StageUpdate(rank.stages, options, together, stores.values())]
     return [
-        StageUpdate([stage], options, make([gradients], ()), _around_step(stage, stores, waves))
+        StageUpdate([stage], options, make([gradients], rank.view.shards), _around_step(stage, stores, waves))
         for stage, gradients in ends.gradients.items()
     ]
 

@@ -95,6 +95,13 @@ class Window:
         """``[sum, weight, asks]``, and after it the sums and weights of metrics, as one tensor."""
         return torch.cat([self.loss, torch.tensor([float(self.asks)], dtype=torch.float64), self.metrics.flatten()])
 
+    @staticmethod
+    def forget_figures(totals: Tensor) -> None:
+        """Set all but the asks of :meth:`totals` to zero, where another rank tells the same figures."""
+        asks = totals[2].clone()
+        totals.zero_()
+        totals[2] = asks
+
     def learn(self, totals: Tensor) -> None:
         """Set the loss, the asks and the metrics from the sum of all ranks' :meth:`totals`."""
         self.loss.copy_(totals[:2])

@@ -24,6 +24,7 @@ from runner.errors import (
 from runner.launch.local.ranks import Launch, Outcome, run_ranks
 from runner.launch.rank import uses_cuda
 from runner.launch.run.prepare import place_of, prepare, tell_trained, write_request
+from runner.plan.part_notes import draw_problem
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)
     tell_trained(plan)
+    _refuse_own_draws(config, plan)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
     runs = {"layout": (plan.topology.world_size, entry), "one process": (1, _REFERENCE_ENTRY)}
     directories: list[Path] = []
@@ -89,6 +91,18 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     shutil.rmtree(place)
     profile = plan.profile
     return replace(comparison, parameters=profile.num_parameters, trained_parameters=profile.num_trained)
+
+
+def _refuse_own_draws(config: RunConfig, plan: RunPlan) -> None:
+    """Refuse layers in which each rank draws random numbers for its part: one process draws others.
+
+    Raises:
+        RequestError: there is such a layer.
+    """
+    why = draw_problem(plan.profile)
+    if why is not None:
+        rule = "must draw what one process draws, to be verified"
+        raise RequestError([Problem("parallelism.tensor", config.parallelism.tensor, rule, f"{why}; set it to 0")])
 
 
 def _refuse_own_scheduler(config: RunConfig) -> None:
@@ -152,9 +166,10 @@ def _promise(config: RunConfig, plan: RunPlan) -> Promise:
     """``bitwise`` where every sum has one order, else ``rounding``.
 
     Bitwise equality needs the CPU, one thread, at most two replicas without ZeRO sharding, micro-batches that are added
-    in order, and no tied weight whose gradients several stages add.
+    in order, and no tied weight whose gradients several stages add. Layers that ranks divide add parts of products.
     """
-    alone = config.parallelism.data <= _MOST_EXACT_REPLICAS and not config.zero.stage
+    degrees = config.parallelism
+    alone = degrees.data <= _MOST_EXACT_REPLICAS and degrees.tensor == 1 and not config.zero.stage
     exact = not uses_cuda(config) and config.trainer.threads == 1 and alone
     return "bitwise" if exact and plan.schedule.sums_in_order and not _ties_cross(config, plan) else "rounding"
 

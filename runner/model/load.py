@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.seeds import seeded_with
+from runner.model.sharded.plan import Division, division_of
+from runner.model.sharded.traced import divided_layers, divided_programs
 from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, cuts_before, good_cuts
 from runner.model.traced.operators import Program, trace
@@ -61,6 +63,7 @@ class LoadedModel:
         step: the module's own training step, if that is the only layer.
         approximation: what is approximated in the backward of the layers; None: nothing.
         made: what the model function returned.
+        division: how its weights are divided among ranks; None: they are whole.
     """
 
     layers: list[LayerSource]
@@ -69,6 +72,7 @@ class LoadedModel:
     step: OwnStep | None = None
     approximation: Approximation | None = None
     made: Any = None
+    division: Division | None = None
 
 
 def model_layers(config: RunConfig) -> list[LayerSource]:
@@ -76,7 +80,7 @@ def model_layers(config: RunConfig) -> list[LayerSource]:
     return load_model(config).layers
 
 
-def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> LoadedModel:
+def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, shard: int | None = None) -> LoadedModel:
     """The model of ``config``; a module without layers is traced if the pipeline has more than one rank.
 
     Under a fake tensor mode, the model and the traced batch are fake and nothing is allocated.
@@ -84,6 +88,7 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> 
     Args:
         cut: whether to trace such a module; without it, the module stays whole, for one process.
         filled: whether layers get the weights of ``model.pretrained``, if there are any, when they are built.
+        shard: the number of the part that layers have of weights which ranks divide; None: they have the whole.
 
     Raises:
         RequestError: the model cannot be loaded or traced, layers share what stages cannot share, or the pretrained
@@ -94,15 +99,18 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> 
         made = make_model(config.model, initialise=not (pretrained and config.model.pretrained_strict))
         weights = PretrainedWeights(config.model, made) if pretrained else None
         made = with_tensor_trains(made, config.embedding)
-        loaded = _load(adapted(made, config.adapter), config, cut=cut)
+        division = division_of(config, made, shard)
+        loaded = _load(adapted(made, config.adapter), config, cut=cut, division=division)
     layers = with_tensor_trains_later(loaded.layers, config.embedding, config.seed)
     layers = frozen(adapted_layers(layers, config.adapter, config.seed), config.trainer.freeze)
     if weights is not None:
-        layers = with_weights(layers, weights, names_of_base(config.adapter))
+        layers = with_weights(layers, weights, names_of_base(config.adapter), division.shards if division else {})
+    if division is not None:
+        layers = division.of_later(layers)
     approximation = approximation_of(config)
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]
-    return replace(loaded, layers=layers, approximation=approximation, made=made)
+    return replace(loaded, layers=layers, approximation=approximation, made=made, division=division)
 
 
 def approximation_of(config: RunConfig) -> Approximation | None:
@@ -113,15 +121,17 @@ def approximation_of(config: RunConfig) -> Approximation | None:
     return Approximation(asked.bits, asked.ratio, precision.four_bits)
 
 
-def _load(made: Any, config: RunConfig, *, cut: bool) -> LoadedModel:
+def _load(made: Any, config: RunConfig, *, cut: bool, division: Division | None) -> LoadedModel:
     if not is_lightning_module(made):
-        return LoadedModel(_layers(made, config, cut), load_loss(config.loss))
+        return LoadedModel(_layers(made, config, cut, division), load_loss(config.loss))
     raise_problems(lightning_problems(made, config))
     if config.parallelism.pipeline == 1 and brings(made, "training_step"):
         step = OwnStep(made)
+        if division is not None:
+            division.apply([("", made)])
         return LoadedModel([LayerSource(0, "", lambda: made, made, step=step)], loss_of_step, made, step)
     own = getattr(made, "loss", None)
-    return LoadedModel(_layers(made, config, cut), own if callable(own) else load_loss(config.loss), made)
+    return LoadedModel(_layers(made, config, cut, division), own if callable(own) else load_loss(config.loss), made)
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
@@ -168,13 +178,19 @@ def ask_whole_model(
         return question(loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1))
 
 
-def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:
+def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) -> list[LayerSource]:
     sources = layers_of(made, config.seed, config.model.target)
-    if cut and config.parallelism.pipeline > 1:
-        whole = sources[0].given if sources[0].spread else None
+    if division is not None:
+        division.of_given(sources)
+    searched = division is not None and not division.divides  # its operators tell what can be divided
+    whole = sources[0].given if sources[0].spread else None
+    if searched and whole is None and division is not None:
+        inputs = _traced_inputs([source.given for source in sources], config)
+        sources = divided_layers(sources, inputs, config.model.target, division)
+    if cut and (config.parallelism.pipeline > 1 or (searched and whole is not None)):
         if whole is not None:
             raise_problems(_untraceable(config))
-            sources = trace_layers(whole, config)
+            sources = trace_layers(whole, config, division if searched else None)
         elif config.model.split_points:
             rule = "applies to a module without layers, which is traced"
             why = f"{config.model.target} lists {len(sources)} layers"
@@ -184,19 +200,34 @@ def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:
     return sources
 
 
-def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
+def trace_layers(model: nn.Module, config: RunConfig, division: Division | None = None) -> list[LayerSource]:
     """The segments of ``model``, traced on a small batch of the request's data.
+
+    Args:
+        model: the model, whole.
+        config: the request.
+        division: the ranks that divide what can be divided, and is told what that is; None: the model stays whole.
 
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
+    inputs = _traced_inputs([model], config)
+    programs = trace(model, inputs, config.model.target)
+    if division is not None:
+        programs = divided_programs(model, programs, division)
+    return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
+
+
+def _traced_inputs(modules: Sequence[nn.Module | None], config: RunConfig) -> Any:
+    """A small batch in the format of the weights, for modules that get it, too; fake if they are."""
     inputs, _ = example_batch(config.data, _TRACED_SAMPLES, config.seed)
-    mode = detect_fake_mode(list(model.parameters()))
+    there, dtype = [module for module in modules if module is not None], dtype_of(config.precision.name)
+    mode = detect_fake_mode([parameter for module in there for parameter in module.parameters()])
     if mode is not None:
         inputs = map_tensors(mode.from_tensor, inputs)
-    dtype = dtype_of(config.precision.name)
-    programs = trace(cast_module(model, dtype), to_precision(inputs, dtype), config.model.target)
-    return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
+    for module in there:
+        cast_module(module, dtype)
+    return to_precision(inputs, dtype)
 
 
 def segments_of(

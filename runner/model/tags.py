@@ -3,19 +3,21 @@
 A :class:`ParameterTag` is made once for each parameter of a rank, when its stages are built. Gradient sets, the norm,
 files, averages and K-FAC read it, and ask nobody else.
 
-Two kinds of parameters are still to come, each as a field of the tag that its first user adds. A shard is a part of a
-parameter along one dimension, within a group of ranks: the norm then adds up the parts of the group, and files join
-them. A delta is trained on top of a frozen base: files then hold the delta alone.
+A shard is a part of a parameter along one dimension, within a group of ranks: the norm adds up the parts of the group,
+and files join them. One kind of parameter is still to come, as a field of the tag that its first user adds: a delta is
+trained on top of a frozen base, and files then hold the delta alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch.nn import Parameter
 
 from runner.model.layers import StageModule
+from runner.model.sharded.values import Shard
 from runner.model.ties import Tie, crossing_ties
 
 __all__ = ["ParameterTag", "holder_groups", "named_parameters", "tags_of", "tied_names"]
@@ -34,6 +36,7 @@ class ParameterTag:
         is_first_copy: whether this rank's copy is the one in its pipeline that counts in the gradient norm and is
             saved in files.
         is_trained: whether it has a gradient and is updated; a frozen parameter is only held.
+        shard: the part of the weight that it is; None: the whole.
     """
 
     name: str
@@ -42,6 +45,7 @@ class ParameterTag:
     holders: tuple[int, ...]
     is_first_copy: bool
     is_trained: bool
+    shard: Shard | None = None
 
     @property
     def is_tied(self) -> bool:
@@ -61,6 +65,8 @@ def tags_of(
     partition: Sequence[tuple[int, int]],
     ranks_of_stage: Callable[[int], Sequence[int]],
     later_copies: Container[int] = (),
+    shards: Mapping[str, Shard] = MappingProxyType({}),
+    is_first_shard: bool = True,
 ) -> dict[str, ParameterTag]:
     """The tags of a rank's parameters by global name.
 
@@ -73,6 +79,8 @@ def tags_of(
         partition: first and last layer of each stage.
         ranks_of_stage: the global ranks that hold a stage, over all replicas.
         later_copies: stages of this rank whose first copy another rank of its pipeline holds.
+        shards: the parts of weights that ranks divide, by any name of the weight.
+        is_first_shard: whether this rank is the first one of such a group, which counts and saves whole weights.
     """
     tie_of = {tie.name: tie for tie in ties}
     found: dict[str, ParameterTag] = {}
@@ -81,13 +89,16 @@ def tags_of(
             name = module.global_name(local_name)
             tie = tie_of.get(name)
             users = tie.stages(partition) if tie is not None else (stage,)
+            shard = shards.get(name)
+            is_first = users[0] in stages and users[0] not in later_copies
             found[name] = ParameterTag(
                 name=name,
                 names=_names_of(tie) if tie is not None else (name,),
                 stages=users,
                 holders=_holders(users, ranks_of_stage),
-                is_first_copy=users[0] in stages and users[0] not in later_copies,
+                is_first_copy=is_first and (shard is not None or is_first_shard),
                 is_trained=parameter.requires_grad,
+                shard=shard,
             )
     shared = {tie.name: found[tie.name] for tie in crossing_ties(ties, partition) if tie.name in found}
     return shared | found

@@ -15,6 +15,7 @@ from runner.plan.memory.zero import flattened_bytes, sharing_of, weight_widths
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
+from runner.plan.time.tensor import with_exchanges
 from runner.plan.values import Link
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
@@ -110,13 +111,13 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(*step))
     local_ranks = machine.local_ranks or ranks_of_a_node(config)
-    prediction = prediction_of(config, schedule)
+    prediction, link = prediction_of(config, schedule), _link(config, machine)
     return Draft(
         config=config,
-        profile=profile,
+        profile=with_exchanges(profile, degrees.tensor, link),
         schedule=schedule,
         layout=layout,
-        link=_link(config, machine),
+        link=link,
         host_link=_host_link(config),
         mean_samples=batches.mean_microbatch(*step),
         limit_bytes=memory_limit_bytes(

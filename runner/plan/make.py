@@ -23,6 +23,7 @@ from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.stage_arena import arena_notes, stage_arena
+from runner.plan.part_notes import part_notes
 from runner.plan.reductions import reductions, sent_bytes, with_compression
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
@@ -34,6 +35,7 @@ from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.predict import Swap, predict_time, stage_costs
+from runner.plan.time.tensor import exchanged_bytes
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -275,6 +277,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         advice=_notes(draft, stages, in_flight, time, measured=stage_seconds is not None),
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
+        tensor_bytes_sent=_tensor_bytes(draft, stages),
         host_activation_bytes=host_activation_bytes(draft, stages.figures),
         weights=stages.weights,
         turns=stages.turns,
@@ -308,7 +311,7 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
         stage_seconds=stage_seconds,
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
-        at_once=draft.shared.at_once(draft.layout.data) if draft.shared is not None else None,
+        at_once=draft.shared.at_once(draft.layout.data * draft.layout.tensor) if draft.shared is not None else None,
         swap=Swap(stages.weights, stages.turns),
     )
 
@@ -333,6 +336,7 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
+        *part_notes(draft.profile),
         *kept,
         *_host_notes(draft, stages.figures, time),
         *_swap_notes(draft, stages, time),
@@ -395,6 +399,19 @@ def _host_waits(draft: Draft, time: TimePrediction) -> str:
     if waits < _SHORTEST_WAIT:
         return "no compute waits for them"
     return f"a rank's computes wait up to {format_seconds(waits)} for them"
+
+
+def _tensor_bytes(draft: Draft, stages: Stages) -> float | None:
+    """The bytes of a step that ranks exchange as they divide layers; None, because not counted, if layers run twice."""
+    ranks = draft.layout.tensor
+    if ranks == 1:
+        return 0.0
+    if not all(
+        isinstance(each, tuple) and not any(part.recompute for part in each) for each in stages.activations.stages
+    ):
+        return None
+    steps = draft.config.data.batch_size / draft.profile.samples
+    return ranks * exchanged_bytes(draft.profile, ranks) * steps
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

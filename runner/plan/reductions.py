@@ -74,7 +74,7 @@ def sent_bytes(
         holders = config.parallelism.data * len(positions)
         if len(stages) > 1:
             total += 2 * (holders - 1) * weight.gradient_bytes
-    return total
+    return config.parallelism.tensor * total
 
 
 def with_compression(costs: StageCosts, planned: Sequence[Reduction], replicas: int, link: Link) -> StageCosts:

@@ -151,6 +151,8 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""
     yield f"step {format_seconds(time.step_seconds)} ({time.source}{_measured(plan)}){bubble}"
     yield from _speed(plan)
+    if plan.tensor_bytes_sent:
+        yield f"parts of layers: {format_bytes(plan.tensor_bytes_sent)} sent in a step by all ranks together"
     if plan.gradient_bytes_sent:
         yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"
     notes = (f"note: {line}" for line in plan.advice)

@@ -190,6 +190,7 @@ class RunPlan:
         reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
         work: what a step computes.
         gradient_bytes_sent: bytes of gradients that all ranks send in a mean step; None: not predicted.
+        tensor_bytes_sent: bytes that all ranks send in a mean step where they divide layers; None: not predicted.
         host_activation_bytes: bytes of activations that all ranks move to their hosts' memory in a step; as many come
             back.
         weights: which weights are at home in the host's memory.
@@ -217,6 +218,7 @@ class RunPlan:
     reasons: tuple[str, ...] = ()
     work: Work = Work()
     gradient_bytes_sent: float | None = None
+    tensor_bytes_sent: float | None = None
     host_activation_bytes: float = 0.0
     weights: WeightPlan = WeightPlan()
     turns: tuple[RankTurns, ...] = ()
@@ -328,6 +330,7 @@ class RunPlan:
             "in_flight_microbatches": list(self.in_flight),
             "bytes_moved": {
                 "weight_gradients": self.gradient_bytes_sent,
+                "tensor": self.tensor_bytes_sent,
                 "host_activations": 2 * self.host_activation_bytes,
                 "host_weights": self.host_weight_bytes.weights,
                 "host_weight_gradients": self.host_weight_bytes.gradients,

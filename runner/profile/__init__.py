@@ -9,6 +9,7 @@ from __future__ import annotations
 from runner.profile.files import PROFILE_FILE, profile_from_json
 from runner.profile.layer import (
     BoundaryTensor,
+    Exchange,
     FillProfile,
     GradientPeaks,
     LayerMoves,
@@ -33,6 +34,7 @@ from runner.profile.model import (
 __all__ = [
     "ChangedState",
     "BoundaryTensor",
+    "Exchange",
     "FillProfile",
     "GradientPeaks",
     "LayerMoves",

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.profile.layer import (
     BoundaryTensor,
+    Exchange,
     FillProfile,
     GradientPeaks,
     LayerProfile,
@@ -69,11 +70,16 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
+    exchanges: dict[str, Any] = {
+        name: tuple(Exchange(**each) for each in document.pop(name, ()))
+        for name in ("forward_exchanges", "backward_exchanges")
+    }
     peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
     for plans_own in ("moves", "moved_bytes", "fetched_bytes"):  # a measured profile says nothing by them
         document.pop(plans_own, None)
     return LayerProfile(
         **document,
+        **exchanges,
         recomputation=made_again,
         split=SplitBackward(**split) if split is not None else None,
         output=output,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 __all__ = [
     "BoundaryTensor",
+    "Exchange",
     "FillProfile",
     "GradientPeaks",
     "LayerMoves",
@@ -219,6 +220,25 @@ class FillProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Tensors of one size that the ranks which divide a layer exchange while it runs.
+
+    Args:
+        kind: ``all_reduce``, ``all_reduce_max``, ``all_gather`` or ``reduce_scatter``.
+        num_bytes: bytes of one tensor; of a gathering, those of the whole.
+        count: how many there are in a pass.
+    """
+
+    kind: str
+    num_bytes: int
+    count: int = 1
+
+    def sent_bytes(self, ranks: int) -> float:
+        """The bytes that each of the ranks sends, in a ring: an all-reduce sends all parts but one twice."""
+        return (2 if self.kind == "all_reduce" else 1) * (ranks - 1) / ranks * self.num_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
 class LayerMoves:
     """What a layer moves to the host's memory after its forward, and what it needs of what earlier layers have moved.
 
@@ -308,6 +328,8 @@ class LayerProfile:
             with their gradients and states; what they take on the device while they are used is in other figures.
             A measured profile has none; :func:`runner.plan.weights.with_units` writes it.
         fetched_bytes: the most such weights and gradients, of any layer, that are on the device in its backward.
+        forward_exchanges, backward_exchanges: what the ranks that divide it exchange in a forward, and in a backward.
+        draws_apart: whether each of these ranks draws random numbers of its own in it, for its part.
     """
 
     name: str
@@ -359,6 +381,9 @@ class LayerProfile:
     home_gradient_bytes: int = 0
     home_optimizer_bytes: int = 0
     fetched_bytes: int = 0
+    forward_exchanges: tuple[Exchange, ...] = ()
+    backward_exchanges: tuple[Exchange, ...] = ()
+    draws_apart: bool = False
 
     @property
     def moved_bytes(self) -> int:

@@ -160,6 +160,10 @@ class ModelProfile:
         changed_states: what forwards of layers change besides buffers.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
+        parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
+            them that are trained.
+        exchanges_take_time: whether the seconds of layers contain those of what the ranks that divide them exchange. Of
+            a measured profile they do not; :func:`runner.plan.time.tensor.with_exchanges` adds them.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -190,6 +194,9 @@ class ModelProfile:
     changed_states: tuple[ChangedState, ...] = ()
     measured_at: float | None = None
     busy_share: float = 0.0
+    parameters_elsewhere: int = 0
+    trained_elsewhere: int = 0
+    exchanges_take_time: bool = False
 
     @property
     def age_seconds(self) -> int | None:
@@ -205,13 +212,13 @@ class ModelProfile:
     def num_parameters(self) -> int:
         """The parameters of the whole model; one that several layers share counts once."""
         again = sum((len(weight.layers) - 1) * weight.num_parameters for weight in self.shared)
-        return sum(layer.num_parameters for layer in self.layers) - again
+        return sum(layer.num_parameters for layer in self.layers) - again + self.parameters_elsewhere
 
     @property
     def num_trained(self) -> int:
         """The trained parameters of the whole model."""
         again = sum((len(one.layers) - 1) * one.num_parameters for one in self.shared if one.gradient_bytes)
-        return sum(layer.num_trained for layer in self.layers) - again
+        return sum(layer.num_trained for layer in self.layers) - again + self.trained_elsewhere
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers have full precision."""

@@ -7,6 +7,7 @@ has no formula for the CPU's attention and LSTM, which is what fake tensors of a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from runner.model.sharded.group import draws_apart
+from runner.model.sharded.operators import exchange_kind
+from runner.model.traced.cuts import draws_with
+from runner.profile import Exchange
 
 __all__ = ["FlopCounter", "operator_flops"]
 
@@ -23,16 +29,28 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         total: floating-point operations so far; a multiplication with an addition is two.
+        draws_apart: whether random numbers were drawn of which ranks that divide a layer have their own.
+        exchanged: how often ranks that divide a layer have exchanged a tensor, by kind and bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total: float = 0.0
+        self.draws_apart = False
+        self.exchanged: Counter[tuple[str, int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.total += operator_flops(func, args, kwargs or {}, made)
+        self.draws_apart |= draws_apart() and draws_with(func, args, kwargs or {})
+        kind = exchange_kind(func)
+        if kind is not None:
+            self.exchanged[kind, max(args[0].nbytes, made.nbytes)] += 1
         return made
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """What has been exchanged, as a profile holds it."""
+        return tuple(Exchange(kind, size, count) for (kind, size), count in self.exchanged.items())
 
 
 def operator_flops(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> float:

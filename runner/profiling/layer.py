@@ -66,12 +66,12 @@ def profile_call(
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
         peaks = OperatorPeaks(tracker)
         watch = _WriteWatch(function)
-        output, saved, forward_flops = _forward(watch, given, tracker, peaks)
+        output, saved, forward = _forward(watch, given, tracker, peaks)
         forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
         kept, numbered = _storages(scan, given, output, numbers)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         parts = _SharedGradients(flatten(given)[0], numbers)
-        backward_transient, made, backward_flops = _backward(roots, tracker)
+        backward_transient, made, backward = _backward(roots, tracker)
         own = _own_outputs(given, output, numbers)
         row = LayerProfile(
             name=name,
@@ -80,15 +80,18 @@ def profile_call(
             output_bytes=num_bytes(output),
             forward_transient_bytes=max(0, forward_peak - saved),
             backward_transient_bytes=backward_transient,
-            forward_flops=forward_flops,
-            backward_flops=backward_flops,
+            forward_flops=forward.total,
+            backward_flops=backward.total,
+            forward_exchanges=forward.exchanges(),
+            backward_exchanges=backward.exchanges(),
+            draws_apart=forward.draws_apart,
             forward_seconds=0.0,
             backward_seconds=0.0,
             saves_input=scan.saves_input,
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
-            recomputation=scan.recomputation(forward_flops, second_peaks.__getitem__, numbered),
-            split=split_figures(function, value, tracker, module, backward_flops, own, numbers, shared),
+            recomputation=scan.recomputation(forward.total, second_peaks.__getitem__, numbered),
+            split=split_figures(function, value, tracker, module, backward.total, own, numbers, shared),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
@@ -213,23 +216,23 @@ def num_bytes(value: Any) -> int:
 
 def _forward(
     function: Callable[[Any], Any], given: Any, tracker: LiveTracker, peaks: OperatorPeaks
-) -> tuple[Any, int, float]:
-    """Return the output, the bytes alive after it, and its FLOPs; ``peaks`` notes the rest."""
+) -> tuple[Any, int, FlopCounter]:
+    """Return the output, the bytes alive after it, and what has counted its FLOPs; ``peaks`` notes the rest."""
     base = tracker.live
     with FlopCounter() as flops, peaks:
         output = function(enter_graph(given))
-    return output, tracker.live - base, flops.total
+    return output, tracker.live - base, flops
 
 
-def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, int, float]:
-    """Return the peak bytes above what was alive before, those of what is made alone, and the FLOPs."""
+def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, int, FlopCounter]:
+    """Return the peak bytes above what was alive before, those of what is made alone, and the counter of FLOPs."""
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
     tracker.reset_peak()
     with FlopCounter() as flops, LiveTracker() as of_backward:
         if roots:
             torch.autograd.backward(roots, gradients)
-    return max(0, tracker.peak - before), of_backward.peak, flops.total
+    return max(0, tracker.peak - before), of_backward.peak, flops
 
 
 def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:

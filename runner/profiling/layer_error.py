@@ -13,6 +13,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import CannotPassError, shapes
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
+from runner.model.sharded.wrap import ShardedModule
 from runner.model.targets import in_short
 
 __all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
@@ -23,6 +24,8 @@ class LayerError(Exception):
 
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
         self.index = index
+        self.layer = what
+        self.is_divided = module is not None and any(isinstance(each, ShardedModule) for each in module.modules())
         self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
         if isinstance(cause, CannotPassError):
             self.rule = f"{what} must return what can pass to the next layer"
@@ -65,5 +68,13 @@ def refusing(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except LayerError as error:
+        if error.is_divided:
+            raise RequestError([_cannot_be_divided(config, error)]) from error.__cause__
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
+
+
+def _cannot_be_divided(config: RunConfig, error: LayerError) -> Problem:
+    degree = config.parallelism.tensor
+    why = f"{error}: its code may count on features, or heads, of which a rank has only a part"
+    return Problem("parallelism.tensor", degree, f"must divide {error.layer}", why, f"parallelism.tensor={degree // 2}")

@@ -57,6 +57,7 @@ from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.meet import is_tried_here
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
+from runner.profiling.parts import part_problems
 from runner.profiling.real_sizes import RealSizes
 from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
@@ -234,7 +235,7 @@ def faked(
     """
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
     with fake_tensors(_shapes(by_values)), RealSizes(), dropout:
-        yield load_model(config), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
+        yield load_model(config, shard=0), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
@@ -266,8 +267,24 @@ def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: b
         profile = profile_layers(
             model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _fill_profiler(config)
         )
+        profile = _with_parts(profile, model, config)
+        if model.division is not None and model.division.divides:  # what is found in traces is checked there
+            raise_problems(part_problems(config, model, fake_inputs))
     raise_problems(_without_effect(config, model.approximation))
     return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
+
+
+def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) -> ModelProfile:
+    """The profile of one rank's parts of the layers with the weights that other ranks have.
+
+    Raises:
+        RequestError: the request asks for parts, and no layer has been divided.
+    """
+    if model.division is None:
+        return profile
+    raise_problems(model.division.problems(config.model.target))
+    all_elements, trained = model.division.elements_elsewhere()
+    return replace(profile, parameters_elsewhere=all_elements, trained_elsewhere=trained)
 
 
 def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
@@ -280,11 +297,12 @@ def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
     """Profile with real tensors, as in the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-    model = load_model(config)
+    model = load_model(config, shard=0)
     with refusing(config):
         states = _state_bytes(config, dtype)
         profiler = _fill_profiler(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
+        profile = _with_parts(profile, model, config)
     raise_problems(_without_effect(config, model.approximation))
     return replace(profile, sizes_vary=True)
 

@@ -71,7 +71,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
     autocast = partial(autocasting, device_type=device.type, autocast=autocast_of(config.precision.name))
-    model = load_model(config)
+    model = load_model(config, shard=0)
     inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
     given = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     make = optimizer_of(config.optimizer).profiler

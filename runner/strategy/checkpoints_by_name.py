@@ -36,6 +36,7 @@ from runner.optim.states.master import MasterWeights
 from runner.strategy.collectives import CollectiveStrategy
 from runner.strategy.compressed import OwnErrors, load_errors, own_errors
 from runner.strategy.reducers import load_reducer_states, own_reducer_states
+from runner.strategy.whole_tensors import cut, joined
 
 __all__ = ["NamedCheckpointStrategy", "num_bytes"]
 
@@ -101,18 +102,23 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def saved_here(self, named: Mapping[str, Value]) -> dict[str, Value]:
         """The weights or states, among those that all replicas hold, that this rank saves.
 
-        In parts, each goes to the replica that has the fewest bytes so far; else the first replica saves all.
+        In parts, each goes to the replica that has the fewest bytes so far; else the first replica saves all. Of ranks
+        that divide layers, the first one saves their weights, put together; all of them must call it.
         """
+        assert self.engine is not None
         if self._write_part is None:
-            return dict(named) if self.replica == 0 else {}
+            return joined(named, self.engine) if self.replica == 0 else {}
         sizes = [0] * self.num_replicas
         own = {}
-        for name, value in named.items():
+        tags = self.engine.tags
+        for name, value in sorted(
+            named.items(), key=lambda pair: tags[pair[0]].shard is None
+        ):  # a group agrees on parts
             replica = sizes.index(min(sizes))
             sizes[replica] += num_bytes(value)
             if replica == self.replica:
                 own[name] = value
-        return own
+        return joined({name: own[name] for name in named if name in own}, self.engine)
 
     def whole_weights(self) -> AbstractContextManager[object]:
         """Within the block, every rank's weights are complete and final; all replicas of a stage must call it."""
@@ -130,7 +136,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         buffers = own_buffers(copies)  # replicas have different buffers; those of the first belong to the model
         weights = {name: value for name, value in whole.items() if name not in buffers and tags[name].is_first_copy}
         own = self.saved_here(weights)
-        own |= buffers if self.replica == 0 else {}
+        own |= buffers if self.replica == 0 and self.engine.view.is_first_shard else {}
         parts = self.saved_parts({name: as_saved(own[name]) for name in whole if name in own})
         return {name: value for part in parts or [] for name, value in part.items()}
 
@@ -212,7 +218,9 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         """
         assert self.engine is not None
         found: dict[int, dict[str, Tensor]] = {}
-        own = [store.older() for store in self.engine.stores.values()] if self.replica == 0 else []
+        own: list[dict[int, dict[str, Tensor]]] = []
+        for store in self.engine.stores.values() if self.replica == 0 else ():
+            own.append({version: joined(weights, self.engine) for version, weights in store.older().items()})
         for versions in self.saved_parts(own) or []:
             for part in versions:
                 for version, weights in part.items():
@@ -222,14 +230,15 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def _grown_buffers(self) -> dict[str, tuple[int, ...]]:
         """The shapes of buffers that forwards have made or given another shape, on rank 0. In parts, this rank's."""
         assert self.engine is not None
-        own = [module.grown_buffers() for module in self.engine.first_copies.values()]
+        copies = self.engine.first_copies if self.engine.view.is_first_shard else {}
+        own = [module.grown_buffers() for module in copies.values()]
         parts = [shapes for part in self.saved_parts(own) or [] for shapes in part]
         return {name: shape for shapes in parts for name, shape in shapes.items()}
 
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
         """The buffers of each replica but the first, on rank 0; empty on other ranks. In parts, this rank's buffers."""
         assert self.engine is not None
-        own = own_buffers(self.engine.first_copies) if self.replica else {}
+        own = own_buffers(self.engine.first_copies) if self.replica and self.engine.view.is_first_shard else {}
         found: dict[int, dict[str, Tensor]] = {}
         for replica, buffers in self.saved_parts((self.replica, own)) or []:
             if buffers:
@@ -251,14 +260,20 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         assert self.engine is not None
         own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        shards = {name: tag.shard for name, tag in self.engine.tags.items() if tag.shard is not None}
+        shapes |= {name: shards[name].whole for name in own if name in shards}
         whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
         grown = {name: checkpoint["state_dict"][name] for name in checkpoint.get(GROWN, ())}
         raise_problems(tensor_problems(whole, checkpoint["state_dict"], grown))
+        saved = checkpoint["state_dict"]
+        state = {**saved, **cut({name: saved[name] for name in own if name in shards}, self.engine)}
         for module in self.engine.stages.values():
             module.put_buffers(grown)
-            module.load_global_state(checkpoint["state_dict"])
+            module.load_global_state(state)
         load_buffers(self.engine.stages, checkpoint.get(_REPLICA_BUFFERS, {}).get(self.replica, {}))
-        versions = checkpoint.get(_OLDER_VERSIONS, {})
+        versions = {
+            version: cut(weights, self.engine) for version, weights in checkpoint.get(_OLDER_VERSIONS, {}).items()
+        }
         for store in self.engine.stores.values():
             store.load_older(checkpoint["global_step"], versions)
         for optimizer in self.optimizers:
@@ -280,7 +295,8 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's part of a whole state into its optimizer."""
         assert self.engine is not None
-        load_optimizer_state(optimizer, self.engine.stages, state)
+        own = {name: entries for name, entries in state["state"].items() if name in self.engine.tags}
+        load_optimizer_state(optimizer, self.engine.stages, {**state, "state": cut(own, self.engine)})
 
 
 def _own_tensors(value: Any) -> Any:

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -31,6 +32,7 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.processes import destroy_process_groups
+from runner.engine.transport.tensor_group import TensorGroup
 from runner.engine.update.copies import running_statistics_problems
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
@@ -47,6 +49,7 @@ from runner.model.device import backend_of, device_of
 from runner.model.layers import StageModule
 from runner.model.precision import cast_module
 from runner.model.seeds import mix_seed, seed_generators
+from runner.model.sharded.values import Shard
 from runner.model.tags import ParameterTag, tags_of
 from runner.model.ties import crossing_ties
 from runner.optim.forecast import Forecast
@@ -127,6 +130,11 @@ class EngineStrategy(NamedCheckpointStrategy):
     @property
     def replica(self) -> int:
         return self.plan.topology.coordinates(self.global_rank).data
+
+    @property
+    def shard(self) -> int:
+        """The number of this rank's part of each divided layer."""
+        return self.plan.topology.coordinates(self.global_rank).tensor
 
     @property
     def num_replicas(self) -> int:
@@ -251,25 +259,35 @@ class EngineStrategy(NamedCheckpointStrategy):
             if self.options.compile:
                 compile_layers(stage, share=self.options.compile_share)
         swap = swap_weights(self.plan, stages, module.ties, self.options, self.root_device, self._moving, offload)
-        schedule = self.plan.schedule
+        schedule, view = self.plan.schedule, self.view
+        transport = make_transport(
+            self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
+        )
+        shards: Mapping[str, Shard] = {}
+        tensor_group = None
+        division = getattr(module, "division", None)
+        if division is not None:
+            shards, tensor_group = division.shards, TensorGroup(transport, view.shards)
+            division.group.exchange = tensor_group
         return Engine(
-            view=self.view,
+            view=view,
             training=self.plan.program,
             forward_only=lower(forward_only(schedule, self.options.microbatches)),
             stages=stages,
             loss=module.loss_function,
-            transport=make_transport(
-                self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
-            ),
+            transport=transport,
             options=self.options,
             tags=tags_of(
                 stages,
                 ties=module.ties,
                 partition=self.plan.partition,
-                ranks_of_stage=self.plan.topology.holders,
-                later_copies=self.view.later_copies,
+                ranks_of_stage=partial(self.plan.topology.holders, shard=self.shard),
+                later_copies=view.later_copies,
+                shards=shards,
+                is_first_shard=view.is_first_shard,
             ),
             sharding=self._sharding_of(stages),
+            tensor_group=tensor_group,
             keep=self._gradients_of,
             prediction=self.plan.prediction,
             offload=offload,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from runner.engine.transport.sockets import SocketTransport
 from runner.engine.transport.staged import StagedTransport
 from runner.model.tags import holder_groups
 from runner.model.ties import Tie
+from runner.plan.cut.partition import Partition
+from runner.plan.layout.topology import Topology
 from runner.strategy.protocols import Layout
 
 __all__ = ["make_transport"]
@@ -34,11 +37,7 @@ def make_transport(
     topology = plan.topology
     if topology.world_size == 1:
         return AloneTransport(device)
-    holders = holder_groups(ties, plan.partition, topology.holders)
-    holders += [topology.holders(stage) for stage in range(topology.num_stages)]
-    pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
-    replicas = [topology.data_group(position) for position in range(len(pipelines[0]))]
-    groups = [*pipelines, *replicas, *holders]
+    groups = _groups(topology, ties, plan.partition)
     # Sockets if one launcher started all ranks on this machine and messages are on the host; else a torch backend.
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == topology.world_size
     through_host = device.type == "cpu" or dist.get_backend() == "gloo"
@@ -55,3 +54,18 @@ def make_transport(
     if not delay and speed is None:
         return transport
     return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)
+
+
+def _groups(topology: Topology, ties: Sequence[Tie], partition: Partition) -> list[tuple[int, ...]]:
+    """All groups of ranks that exchange anything, the same on every rank."""
+    shards, replicas = range(topology.num_shards), range(topology.num_replicas)
+    positions = range(len(topology.pipeline_group(0, 0)))
+    found = [topology.pipeline_group(replica, shard) for replica in replicas for shard in shards]
+    found += [topology.data_group(position, shard) for position in positions for shard in shards]
+    found += [topology.tensor_group(position, replica) for position in positions for replica in replicas]
+    found += [topology.model_group(replica) for replica in replicas]
+    found += [topology.peers(position) for position in positions]
+    for shard in shards:
+        found += holder_groups(ties, partition, partial(topology.holders, shard=shard))
+        found += [topology.holders(stage, shard) for stage in range(topology.num_stages)]
+    return found

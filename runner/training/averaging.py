@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from runner.model.tags import named_parameters
 from runner.strategy.pipeline import EngineStrategy
+from runner.strategy.whole_tensors import cut
 
 __all__ = ["AVERAGE", "WeightAveraging"]
 
@@ -49,8 +50,9 @@ class WeightAveraging(Callback):
         tags = strategy.engine.tags
         own = named_parameters(strategy.engine.stages)
         self._weights |= {name: parameter for name, parameter in own.items() if tags[name].is_trained}
+        loaded = cut({name: self._loaded[name] for name in self._weights if name in self._loaded}, strategy.engine)
         for name, parameter in self._weights.items():
-            start = self._loaded.get(name, parameter.detach())
+            start = loaded.get(name, parameter.detach())
             self._averages[name] = _wide(start).to(device=parameter.device, copy=True)
         if strategy.meter is not None:
             strategy.meter.hold(sum(value.numel() * value.element_size() for value in self._averages.values()))

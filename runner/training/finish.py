@@ -263,6 +263,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "weights": total("weights"),
         "weight_gradients": total("weight_gradients"),
         "optimizer_states": total("optimizer_states"),
+        "tensor": total("tensor"),
         "host_activations": total("host_activations"),
         "host_weights": total("host_weights"),
         "host_weight_gradients": total("host_weight_gradients"),

@@ -44,7 +44,7 @@ class TrainedModule(Protocol):
 def trainable(model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -> Any:
     """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
-        return LayersModule(model.layers, model.loss, config)
+        return LayersModule(model.layers, model.loss, config, model.division)
     _Bound(model, strategy, config).bind()
     return model.module
 
@@ -89,6 +89,7 @@ class _Bound:
         self._module.__dict__.update(
             loss_function=self._model.loss,
             ties=find_ties(self._model.layers),
+            division=self._model.division,
             val_losses=[],
             val_metrics={},
             check_metrics=self._check_metrics,

@@ -15,6 +15,7 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import LayerSource, StageModule, build_stage
+from runner.model.sharded.plan import Division
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
@@ -49,10 +50,18 @@ class LayersModule(pl.LightningModule):
         sources: the layers of the whole model; this rank builds its own.
         loss_function: see ``loss.target``.
         config: for optimizer, learning rate and the number of steps.
+        division: how weights are divided among ranks; None: they are whole.
     """
 
-    def __init__(self, sources: Sequence[LayerSource], loss_function: LossFunction, config: RunConfig) -> None:
+    def __init__(
+        self,
+        sources: Sequence[LayerSource],
+        loss_function: LossFunction,
+        config: RunConfig,
+        division: Division | None = None,
+    ) -> None:
         super().__init__()
+        self.division = division
         self.loss_function = loss_function
         self.stages = nn.ModuleDict()
         self.val_losses: list[list[float]] = []

@@ -91,7 +91,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     strategy = _strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
-    model = _model(config, plan, filled=config.resume is None)
+    model = _model(config, plan, rank, filled=config.resume is None)
     _tell_not_called(model, "training_step", "validation_step")
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
@@ -122,7 +122,7 @@ def load_evaluation_parts(
     datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
     lengths = _lengths_of_sets(config, plan, rank, datasets, sets)
     wanted = sets or ([*lengths][-1:] if outputs else [*lengths])  # of test and validation, outputs are of the test's
-    model = _model(config, plan)
+    model = _model(config, plan, rank)
     raise_problems(_evaluation_problems(config, plan, model, lengths, wanted, outputs=outputs))
     _tell_not_called(model, *(() if outputs else ("validation_step",)))
     module = trainable(model, strategy, config)
@@ -190,17 +190,18 @@ def _evaluation_problems(
         yield Problem("schedule.name", plan.schedule.name, "must have one last stage", why, "schedule=1f1b")
 
 
-def _model(config: RunConfig, plan: RunPlan, *, filled: bool = False) -> LoadedModel:
+def _model(config: RunConfig, plan: RunPlan, rank: int, *, filled: bool = False) -> LoadedModel:
     """The model that was planned.
 
     Args:
         config, plan: the run's.
+        rank: this rank, which may have parts of the weights.
         filled: whether it starts from the weights of ``model.pretrained``, if there are any.
 
     Raises:
         RunFailedError: the number of layers differs from the plan's.
     """
-    model = load_model(config, filled=filled)
+    model = load_model(config, filled=filled, shard=plan.topology.coordinates(rank).tensor)
     planned, found = plan.partition[-1][1] + 1, len(model.layers)
     if found != planned:
         why = f"{config.model.target} has made another model here than for the plan"

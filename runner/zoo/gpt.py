@@ -14,6 +14,11 @@ __all__ = ["Block", "Gpt", "Head", "TokenEmbedding", "build"]
 class TokenEmbedding(nn.Module):
     """Token ids [batch, seq] to [batch, seq, width], with learned positions."""
 
+    @staticmethod
+    def tensor_plan() -> dict[str, str]:
+        """How ranks divide the embedding: rows of the table."""
+        return {"tokens": "embedding"}
+
     def __init__(self, vocab_size: int, sequence_length: int, width: int, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -42,6 +47,16 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
+    @staticmethod
+    def tensor_plan() -> dict[str, str]:
+        """How ranks divide the block: whole heads, and parts of the feed-forward layer."""
+        return {
+            "query_key_value": "packed_column:3",
+            "attention_out": "row",
+            "up": "column",
+            "down": "row",
+        }
+
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self.attention(hidden)
         return hidden + self.feed_forward(hidden)
@@ -57,16 +72,21 @@ class Block(nn.Module):
 
     def _attend(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
-        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        split = self.query_key_value(hidden).view(batch, length, 3, -1, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, dropout_p=self.dropout_rate if self.training else 0.0
         )
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):
     """[batch, seq, width] to logits [batch, seq, vocabulary]."""
+
+    @staticmethod
+    def tensor_plan() -> dict[str, str]:
+        """How ranks divide the head: parts of the vocabulary."""
+        return {"to_logits": "column_gathered"}
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()

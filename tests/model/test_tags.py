@@ -153,9 +153,9 @@ def test_holders_of_a_set_list_its_parameters_in_one_order() -> None:
     own = list(named_parameters({2: ranks[2][0][2]}))
     assert own.index("0.bias") < own.index("0.weight"), "the third stage meets them in the other order"
     assert [[(held.holders, held.counted) for held in each] for each in sets] == [
-        [((0, 2), True)],
+        [((0, 2), {"0.weight", "0.bias"})],
         [],
-        [((0, 2), False)],
+        [((0, 2), set())],
     ]
 
 

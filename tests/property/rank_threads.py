@@ -54,18 +54,18 @@ class _Hub(ThreadHub):
         self._waiting: dict[int, Callable[[], bool]] = {}
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
+        if self.aborted or ready():
+            super().wait_for(ready)
+            return
         own = threading.get_ident()
-        all_wait = not self.aborted and len(self._waiting) == self.running > 0
-        if all_wait and not any(ready() for ready in self._waiting.values()):
-            self._waiting[own] = ready
+        restore = keep_generators()  # another rank draws meanwhile
+        self._waiting[own] = ready
+        try:
             self.look_for_deadlock()
-            restore = keep_generators()
-            try:
-                super().wait_for(ready)
-            finally:
-                restore()
-                del self._waiting[own]
-        super().wait_for(ready)
+            super().wait_for(ready)
+        finally:
+            del self._waiting[own]
+            restore()
 
     def look_for_deadlock(self) -> None:
         """Abort if no rank can ever go on."""
@@ -114,6 +114,10 @@ class _Transport(ThreadTransport):
 
     def exclusive(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        yield  # a thread runs alone, until it waits
 
 
 class _Environment(dict[str, str]):

@@ -216,13 +216,6 @@ _PARALLELISM: Table[RunConfig] = Table(
         at_least("parallelism.pipeline", 1),
         at_least("parallelism.data", 1),
         at_least("parallelism.tensor", 1),
-        Row(
-            "parallelism.tensor",
-            lambda c: c.parallelism.tensor > 1,
-            "must be 1",
-            f"Tensor parallelism is {_NOT_YET}",
-            fix="parallelism.tensor=1",
-        ),
     ),
 )
 

@@ -17,6 +17,7 @@ from runner.config.rules.optimizer import OPTIMIZER_TABLES
 from runner.config.rules.precision import PRECISION_TABLES
 from runner.config.rules.request import KNOWN_NAMES, REQUEST_TABLES
 from runner.config.rules.table import Table
+from runner.config.rules.tensor import TENSOR_TABLES
 from runner.config.rules.trainer import CHECKPOINT, TRAINER, may_be_called
 from runner.config.rules.weights import WEIGHTS
 from runner.config.rules.zero_table import DEEPSPEED_FILE, ZERO
@@ -29,6 +30,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *REQUEST_TABLES,
     *ADAPTER_TABLES,
     *EMBEDDING_TABLES,
+    *TENSOR_TABLES,
     MEMORY,
     WEIGHTS,
     ZERO,

@@ -30,6 +30,7 @@ class Channel(IntEnum):
     TOTALS = 4  # once per step, from the last stage's rank to every other rank: the loss
     ASKS = 5  # once per step, from the last rank that gets the header to the last stage's rank, if they differ
     MOMENTUM = 6  # between replicas, for optimizers that compress it
+    PARTS = 8  # between ranks that divide layers
     INPUT = 7  # input of a stage, for the rank of its backward, if another rank runs its forward
 
 
@@ -83,6 +84,10 @@ class Transport(ABC):
         """A lock that is held while this rank computes: ranks of one process share a random generator."""
         return _NOTHING_HELD
 
+    def aside(self) -> AbstractContextManager[object]:
+        """Within the block, a rank that holds :meth:`exclusive` waits for others and lets them compute."""
+        return _NOTHING_HELD
+
     def send_bytes(self, data: bytes, peer: int, channel: Channel) -> list[tuple[Handle, Tensor]]:
         """Start to send a short byte string; return its two messages, which must stay alive until they have left."""
         payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
@@ -125,3 +130,6 @@ class TransportAround(Transport):
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self._inner.exclusive()
+
+    def aside(self) -> AbstractContextManager[object]:
+        return self._inner.aside()

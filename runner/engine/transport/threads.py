@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -137,6 +137,17 @@ class ThreadTransport(Transport):
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self.hub.compute
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """See :meth:`Transport.aside`; the generator, which the ranks share, is then as it was."""
+        state = torch.get_rng_state()
+        self.hub.compute.release()
+        try:
+            yield
+        finally:
+            self.hub.compute.acquire()
+            torch.set_rng_state(state)
 
     def enter(self, tensor: Tensor, group: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """Put a copy of ``tensor`` into the group's next meeting; return the key of the meeting."""

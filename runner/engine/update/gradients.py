@@ -30,10 +30,11 @@ class StageGradients:
 
     Args:
         parameters: ``(global name, parameter)`` pairs; all parameters are trained.
-        tag: the tag of one of the parameters. All of them have the same holders, and count in the gradient norm on the
-            same rank. None: no other rank holds them.
+        tag: the tag of one of the parameters. All of them have the same holders. None: no other rank holds them.
 
     Attributes:
+        counted: names of the parameters that count in the gradient norm on this rank; of the others, another rank
+            counts its copies.
         of_step: the step whose gradients these are.
         sent: counts the bytes that this rank has sent to sum them.
     """
@@ -45,6 +46,7 @@ class StageGradients:
         self.of_step = GradientStep()
         self.sent = SentBytes()
         self.names = [name for name, _ in trained]
+        self.counted = frozenset(self.names if tag is None or tag.is_first_copy else ())
         self.parameters = [parameter for _, parameter in trained]
         by_kind: dict[tuple[torch.dtype, torch.device, bool], list[Parameter]] = defaultdict(list)
         for parameter in self.parameters:
@@ -63,11 +65,6 @@ class StageGradients:
     def holders(self) -> tuple[int, ...]:
         """The global ranks whose gradients are summed, ascending; empty where no other rank holds the parameters."""
         return self.tag.holders if self.tag is not None else ()
-
-    @property
-    def counted(self) -> bool:
-        """Whether this rank counts these gradients in the gradient norm; otherwise another rank counts its copies."""
-        return self.tag is None or self.tag.is_first_copy
 
     @property
     def num_bytes(self) -> int:
@@ -129,6 +126,7 @@ class StageGradients:
         """
         masters = [master_of(parameter) for parameter in self.parameters]
         wide = StageGradients(zip(self.names, masters, strict=True), self.tag)
+        wide.counted = self.counted
         with torch.no_grad():
             for parameter, master in zip(self.parameters, masters, strict=True):
                 if parameter.grad is not None and master.grad is not None:
@@ -142,9 +140,11 @@ class StageGradients:
 
     def squares(self) -> list[float]:
         """The sum of squares of each counted parameter's gradient, in float64."""
-        if not self.counted:
-            return []
-        return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        return [
+            _sum_of_squares(parameter.grad)
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if name in self.counted and parameter.grad is not None
+        ]
 
 
 def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor]]:

@@ -1,9 +1,9 @@
 """Divides a rank's parameters into sets whose gradients are reduced together.
 
-Parameters with the same holders and the same first stage are in one set, so that one message sums their gradients and
-the norm counts them on one rank. Parameters that only one stage uses are in other sets than those that several stages
-use. The sum of the former may start when the stage's last backward has ended; the sum of the latter may start only at
-STEP, when every stage has added its gradients.
+Parameters with the same holders and the same first stage are in one set, so that one message sums their gradients.
+Parameters that only one stage uses are in other sets than those that several stages use. The sum of the former may
+start when the stage's last backward has ended; the sum of the latter may start only at STEP, when every stage has added
+its gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def stage_sets(
     for tag, parameter in _trained(stages, tags):
         if not tag.spans_stages:
             members[tag.stages[0]].append((tag.name, parameter))
-    return {stage: keep(pairs, tags[pairs[0][0]] if pairs else None) for stage, pairs in members.items()}
+    made = {stage: keep(pairs, tags[pairs[0][0]] if pairs else None) for stage, pairs in members.items()}
+    return {stage: _counting(gradients, tags) for stage, gradients in made.items()}
 
 
 def tied_sets(stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag]) -> list[StageGradients]:
@@ -41,7 +42,13 @@ def tied_sets(stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag
     for tag, parameter in _trained(stages, tags):
         if tag.spans_stages:
             members[tag.holders, tag.stages[0]].append((tag.name, parameter))
-    return [StageGradients(members[key], tags[members[key][0][0]]) for key in sorted(members)]
+    return [_counting(StageGradients(members[key], tags[members[key][0][0]]), tags) for key in sorted(members)]
+
+
+def _counting(gradients: StageGradients, tags: Mapping[str, ParameterTag]) -> StageGradients:
+    """The set, of which the norm counts what its tags say: parts of weights on every rank, whole ones on one."""
+    gradients.counted = frozenset(name for name in gradients.names if tags[name].is_first_copy)
+    return gradients
 
 
 def _trained(

@@ -158,7 +158,7 @@ class Update:
         """What this rank tells the others, filled up to the longest message, whose length is exchanged once."""
         device = self._transport.device
         if self._most_values is None:
-            counted = sum(len(gradients.names) for gradients in self._gradients if gradients.counted)
+            counted = sum(name in each.counted for each in self._gradients for name in each.names)
             own = torch.tensor([1 + (counted if self._clip_norm is not None else 0)], device=device)
             self._most_values = max(int(count) for count in self._transport.all_gather(own, self._pipeline))
         message = torch.zeros(self._most_values, dtype=torch.float64, device=device)

@@ -142,6 +142,23 @@ class Topology:
         replicas = sorted(replica for replica, other in self._groups if other == shard)
         return tuple(self._groups[replica, shard][pipe] for replica in replicas)
 
+    @property
+    def num_shards(self) -> int:
+        """The number of ranks that divide each layer among them."""
+        return 1 + max(seat.shard for seat in self.seats)
+
+    def tensor_group(self, pipe: int, replica: int) -> tuple[int, ...]:
+        """The ranks at one pipe position of a replica, in order of shard; they divide the same layers among them."""
+        return tuple(self._groups[replica, shard][pipe] for shard in range(self.num_shards))
+
+    def model_group(self, replica: int) -> tuple[int, ...]:
+        """The ranks of a replica, of all pipe positions and shards, ascending."""
+        return _distinct(rank for (each, _), ranks in self._groups.items() if each == replica for rank in ranks)
+
+    def peers(self, pipe: int) -> tuple[int, ...]:
+        """The ranks at one pipe position, of all replicas and shards, ascending."""
+        return _distinct(ranks[pipe] for ranks in self._groups.values())
+
     def holders(self, stage: int, shard: int = 0) -> tuple[int, ...]:
         """All ranks with a copy of this stage, in any row or replica; its gradients are summed over them."""
         return _distinct(seat.rank for seat in self.seats if seat.stage == stage and seat.shard == shard)

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from runner.profile import (
     BoundaryTensor,
+    Exchange,
     FillProfile,
     GradientPeaks,
     LayerProfile,
@@ -59,6 +60,8 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         forward_seconds=layer.forward_seconds * times,
         backward_seconds=layer.backward_seconds * times,
         input_gradient_seconds=_maybe_seconds(layer.input_gradient_seconds, times),
+        forward_exchanges=_scaled_exchanges(layer.forward_exchanges, ratio),
+        backward_exchanges=_scaled_exchanges(layer.backward_exchanges, ratio),
         weight_gradient_seconds=_maybe_seconds(layer.weight_gradient_seconds, times),
         unsaved_forward_bytes=_maybe_bytes(layer.unsaved_forward_bytes, ratio),
         output=tuple(
@@ -111,6 +114,10 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             chained_asking_bytes=_beside(layer.gradient_bytes, layer.split.chained_asking_bytes, ratio) or 0,
         ),
     )
+
+
+def _scaled_exchanges(exchanges: tuple[Exchange, ...], ratio: Fraction) -> tuple[Exchange, ...]:
+    return tuple(replace(each, num_bytes=_bytes(each.num_bytes, ratio)) for each in exchanges)
 
 
 def _scaled_peaks(layer: LayerProfile, ratio: Fraction) -> SharedPeaks | None:

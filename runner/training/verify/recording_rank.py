@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
 from runner.plan.values import RunPlan
 from runner.strategy.pipeline import EngineStrategy
+from runner.strategy.whole_tensors import joined
 from runner.training.run import run_rank
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 
@@ -54,7 +55,16 @@ class _Recorder(Callback):
                 self._gradients = {}  # those of a step before: none were applied
             with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
-                write_tensors(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
+                own = [_whole(strategy, tensors) for tensors in (self._gradients, weights)]
+                write_tensors(self._run_dir, trainer.global_step, trainer.global_rank, *own)
+
+
+def _whole(strategy: EngineStrategy, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors; parts are put together on the first of the ranks that divide them, and others leave them out."""
+    assert strategy.engine is not None
+    tags = strategy.engine.tags
+    found = joined(named, strategy.engine)
+    return found or {name: each for name, each in named.items() if name not in tags or tags[name].shard is None}
 
 
 def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:

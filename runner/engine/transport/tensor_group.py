@@ -1,0 +1,99 @@
+"""What ranks that divide layers exchange while the layers run, over the rank's transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runner.engine.transport.base import Channel, Transport
+from runner.engine.transport.counting import SentBytes
+
+__all__ = ["TensorGroup"]
+
+_PAIR = 2
+
+
+class TensorGroup:
+    """Implements :class:`runner.model.sharded.group.Exchange`.
+
+    On the host, tensors are summed in the order of the ranks, so that every run, and a plain sum of the parts, gives
+    the same bits. Gloo does so for two ranks. For more it sums each part of a tensor in another order; there each rank
+    sends every other one its part, sums its own, and the sums are gathered, which are as many bytes as in a ring.
+
+    Args:
+        transport: this rank's transport.
+        ranks: the global ranks of the group, in the order of their parts.
+
+    Attributes:
+        sent: counts the bytes that this rank has sent.
+        counts: whether what is sent counts; only that of training does.
+    """
+
+    def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
+        self.sent = SentBytes()
+        self.counts = True
+        self._transport = transport
+        self._ranks = tuple(ranks)
+        self._index = self._ranks.index(transport.rank)
+        self._in_order = transport.device.type == "cpu" and len(self._ranks) > _PAIR
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        if self._in_order:
+            return self._all_reduced_in_order(value)
+        total = value.clone(memory_format=torch.contiguous_format)
+        self._count(2 * total.nbytes)
+        handle = self._transport.all_reduce(total, self._ranks)
+        with self._transport.aside():
+            handle.wait()
+        return total
+
+    def all_reduce_max(self, value: Tensor) -> Tensor:
+        return torch.stack(self._gathered(value)).amax(0)
+
+    def all_gather(self, value: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._gathered(value), dim)
+
+    def reduce_scatter(self, value: Tensor, dim: int) -> Tensor:
+        return self._summed([part.contiguous() for part in value.chunk(len(self._ranks), dim)])
+
+    def _all_reduced_in_order(self, value: Tensor) -> Tensor:
+        flat = value.reshape(-1)
+        padded = functional.pad(flat, (0, -len(flat) % len(self._ranks)))
+        own = self._summed(list(padded.chunk(len(self._ranks))))
+        return torch.cat(self._gathered(own))[: len(flat)].view(value.shape)
+
+    def _summed(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum, in the order of the ranks, of what each of them has as this rank's part."""
+        self._count(sum(part.nbytes for part in parts))
+        received = self._exchanged(parts)
+        total = received[0].clone()
+        for part in received[1:]:
+            total += part
+        return total
+
+    def _exchanged(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What each rank has as this rank's part, in the order of the ranks."""
+        own = self._index
+        received = [parts[own] if at == own else torch.empty_like(parts[own]) for at in range(len(parts))]
+        others = [(at, rank) for at, rank in enumerate(self._ranks) if at != own]
+        waits = [self._transport.receive(received[at], rank, Channel.PARTS) for at, rank in others]
+        waits += [self._transport.send(parts[at], rank, Channel.PARTS) for at, rank in others]
+        with self._transport.aside():
+            for handle in waits:
+                handle.wait()
+        return received
+
+    def _gathered(self, value: Tensor) -> list[Tensor]:
+        self._count(len(self._ranks) * value.nbytes)
+        gathering = self._transport.start_all_gather(value.contiguous(), self._ranks)
+        with self._transport.aside():
+            return gathering.wait()
+
+    def _count(self, num_bytes: float) -> None:
+        """Count a collective of so many bytes in a ring, in which each rank sends all parts of them but one."""
+        if self.counts:
+            parts = len(self._ranks)
+            self.sent.add((parts - 1) / parts * num_bytes, parts - 1)

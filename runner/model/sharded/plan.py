@@ -1,0 +1,269 @@
+"""Which modules of a model are divided among ranks, and how: the user's rules, the model's own, or transformers'.
+
+Rules are patterns of module names, ``*`` for any part between dots, with one of the styles of
+:data:`runner.model.sharded.wrap.STYLES`. The first source that a model has is used: ``parallelism.sharding``; a method
+``tensor_plan()`` of the model or of a layer; the plan that a transformers model brings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, did_you_mean, raise_problems
+from runner.model.layers import LayerSource
+from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.values import Shard
+from runner.model.sharded.wrap import STYLES, divide, why_not
+
+__all__ = ["Division", "Rules", "division_of", "rules_of"]
+
+_SHARDING = "parallelism.sharding"
+_DEGREE = "parallelism.tensor"
+_MOST_REASONS = 3
+
+_OF_TRANSFORMERS = {
+    "colwise": "column",
+    "colwise_rep": "column_gathered",
+    "colwise_gather_output": "column_gathered",
+    "rowwise": "row",
+    "rowwise_rep": "row_whole_input",
+    "rowwise_split_input": "row_whole_input",
+    "embedding_rowwise": "embedding",
+    "replicated_with_grad_allreduce": "partial",
+    "replicate": "whole",
+}
+"""transformers' names of ways, which say the same."""
+
+_EXPERTS = (
+    "moe_tp_experts",
+    "moe_identity_expert",
+    "packed_colwise",
+    "packed_rowwise",
+    "grouped_gemm",
+    "ep_dispatch_experts",
+)
+"""Ways of mixtures of experts; these stay whole, which is the same on every rank."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Patterns of module names, each with a style.
+
+    Args:
+        patterns: the pattern and the style, the first that fits counts.
+        source: where they come from, for messages.
+    """
+
+    patterns: tuple[tuple[str, str], ...]
+    source: str
+
+    def style_of(self, name: str) -> str | None:
+        """The style of a module by its name, or None if no pattern fits."""
+        return next((style for pattern, style in self.patterns if _fits(pattern, name)), None)
+
+
+@dataclass
+class Division:
+    """A model's weights, divided among the ranks of a group.
+
+    Args:
+        group: the ranks.
+        rules: what ``parallelism.sharding`` says, or None.
+
+    Attributes:
+        shards: the part of each divided weight by its global name; those of layers that are not built yet are missing.
+        divides: whether there are rules for a module so far.
+        left: why weights that were looked at are whole, where a trace was searched for what can be divided.
+    """
+
+    group: ShardGroup
+    rules: Rules | None = None
+    shards: dict[str, Shard] = field(default_factory=dict)
+    divides: bool = False
+    left: list[str] = field(default_factory=list)
+    _named: list[str] = field(default_factory=list)
+    _weights: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    def problems(self, target: str) -> list[Problem]:
+        """What is wrong when all layers have been built: nothing is divided, or a rule of the user's fits nothing."""
+        if not self.shards:
+            why = "; ".join(self.left[:_MOST_REASONS]) or f"Nothing says how layers of {target} are divided"
+            rule = "must divide a layer"
+            fix = '"parallelism.sharding={blocks.*.up: column, blocks.*.down: row}"'
+            return [Problem(_DEGREE, self.group.degree, rule, why, fix)]
+        return list(unused_patterns(self.rules, self._named)) if self.rules and self.rules.source == _SHARDING else []
+
+    def elements_elsewhere(self) -> tuple[int, int]:
+        """Elements of divided weights that other ranks have, and of those among them that are trained."""
+        found: dict[int, tuple[int, bool]] = {}
+        for name, shard in self.shards.items():
+            weight = self._weights[name]
+            found[id(weight)] = math.prod(shard.whole) - math.prod(shard.shape), weight.requires_grad
+        return sum(count for count, _ in found.values()), sum(count for count, trained in found.values() if trained)
+
+    def take(self, model: nn.Module, shards: Mapping[str, Shard], layer: LayerSource | None = None) -> None:
+        """Cut parameters, in place, to the parts that are given by their names in a model, or in a layer of it."""
+        own = dict(model.named_parameters())
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            shard = next((shard for first, shard in shards.items() if own[first] is parameter), None)
+            if shard is None:
+                continue
+            full = name if layer is None else layer.full_name(name)
+            if full not in self.shards and tuple(parameter.shape) == shard.whole:
+                with torch.no_grad():
+                    parameter.data = shard.cut(parameter.data)
+            self.shards[full], self._weights[full] = shard, parameter
+
+    def of_given(self, layers: Sequence[LayerSource]) -> None:
+        """Divide, in place, the layers that exist already."""
+        self.apply([(layer.name, layer.given) for layer in layers if layer.given is not None])
+
+    def of_later(self, layers: Sequence[LayerSource]) -> list[LayerSource]:
+        """The layers; those that do not exist yet are divided when they are built."""
+
+        def source(one: LayerSource) -> LayerSource:
+            def build() -> nn.Module:
+                module = one.build()
+                self.apply([(one.name, module)])
+                return module
+
+            return one if one.given is not None else replace(one, build=build)
+
+        return [source(one) for one in layers]
+
+    def apply(self, named: Sequence[tuple[str, nn.Module]]) -> None:
+        """Divide modules in place, with all that is in them.
+
+        Args:
+            named: global names, and whole models or layers; what is tied to a weight of theirs is among them.
+
+        Raises:
+            RequestError: a rule names a module that cannot be divided.
+        """
+        places = list(self._places(named))
+        self.divides |= any(place.rules is not None for place in places)
+        chosen = _with_tied(places)
+        raise_problems([problem for place in chosen for problem in self._problems_of(place)])
+        for place in chosen:
+            divide(place.module, place.name, place.style or "whole", self.group, self.shards)
+            for local, weight in place.module.named_parameters(recurse=False):
+                if f"{place.name}.{local}" in self.shards:
+                    self._weights[f"{place.name}.{local}"] = weight
+
+    def _places(self, named: Sequence[tuple[str, nn.Module]]) -> Iterator[_Place]:
+        for name, module in named:
+            rules = self.rules or rules_of(module, name)
+            for local, each in module.named_modules(remove_duplicate=False):
+                full = ".".join(part for part in (name, local) if part)
+                self._named.append(full)
+                yield _Place(full, each, rules, None if rules is None else rules.style_of(full))
+
+    def _problems_of(self, place: _Place) -> Iterator[Problem]:
+        style, degree = place.style or "whole", self.group.degree
+        known = style.partition(":")[0] in STYLES
+        why = why_not(place.module, style, degree) if known else f"{style} is no way of dividing"
+        if why is not None:
+            source = "ties" if place.rules is None else place.rules.source
+            rule = f"must divide {place.name} ({style}, from {source})"
+            yield Problem(_DEGREE, degree, rule, why, f"parallelism.tensor={degree // 2}")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A module of a model, with its global name, the rules for it, and the way in which they divide it, or None."""
+
+    name: str
+    module: nn.Module
+    rules: Rules | None
+    style: str | None
+
+
+_OTHER_SIDE = {"embedding": "column_gathered", "column": "embedding", "column_gathered": "embedding"}
+"""How a module is divided that holds the weight of one which is divided so: an embedding, and the map to logits."""
+
+
+def _with_tied(places: Sequence[_Place]) -> list[_Place]:
+    """The places that are divided: those with a way, and those that hold a weight of one of them."""
+    styles = {id(weight): place.style for place in places if place.style for weight in _own(place)}
+    found = []
+    for place in places:
+        if place.style is not None:
+            found.append(place)
+            continue
+        tied = next((styles[id(weight)] for weight in _own(place) if id(weight) in styles), None)
+        if tied is not None and tied not in ("whole", "partial"):
+            found.append(replace(place, style=_OTHER_SIDE.get(tied, tied)))
+    return found
+
+
+def _own(place: _Place) -> list[nn.Parameter]:
+    return list(place.module.parameters(recurse=False))
+
+
+def division_of(config: RunConfig, made: Any, shard: int | None) -> Division | None:
+    """How the weights of a request's model are divided, or None if they stay whole.
+
+    Args:
+        config: the request.
+        made: what the model function returned.
+        shard: the number of the part that is wanted; None: the whole is.
+    """
+    degree, asked = config.parallelism.tensor, config.parallelism.sharding
+    if shard is None or degree == 1:
+        return None
+    if asked is None:
+        return Division(ShardGroup(degree, shard), rules_of(made))
+    rules = Rules(tuple((str(pattern), way) for pattern, way in asked.items()), _SHARDING)  # a name may be a number
+    return Division(ShardGroup(degree, shard), rules)
+
+
+def rules_of(module: Any, name: str = "") -> Rules | None:
+    """The rules that a model, or a layer, brings itself, for global names, or None."""
+    own = getattr(module, "tensor_plan", None)
+    if callable(own):
+        prefix = f"{name}." if name else ""
+        return Rules(tuple((prefix + pattern, style) for pattern, style in own().items()), "tensor_plan()")
+    return _of_transformers(module, name) if isinstance(module, nn.Module) else None
+
+
+def _of_transformers(module: nn.Module, name: str) -> Rules | None:
+    for local, part in module.named_modules():
+        base = getattr(getattr(part, "config", None), "base_model_tp_plan", None)
+        if not base:
+            continue
+        prefix = ".".join(each for each in (name, local) if each)
+        inner = getattr(part, "base_model_prefix", "")
+        heads: Mapping[str, str] = getattr(type(part), "_tp_plan", None) or {}
+        at = f"{inner}." if inner and hasattr(part, inner) else ""
+        found = {**{at + pattern: style for pattern, style in base.items()}, **heads}
+        start = f"{prefix}." if prefix else ""
+        translated = [(start + pattern, _translated(style)) for pattern, style in found.items()]
+        if any(style is None for _, style in translated):
+            return None
+        return Rules(tuple((pattern, style) for pattern, style in translated if style), "the model's transformers plan")
+    return None
+
+
+def _translated(style: str) -> str | None:
+    return "whole" if style in _EXPERTS else _OF_TRANSFORMERS.get(style)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
+
+
+def unused_patterns(rules: Rules, names: Sequence[str]) -> Iterator[Problem]:
+    """Problems with patterns that fit no module."""
+    for pattern, style in rules.patterns:
+        if not any(_fits(pattern, name) for name in names):
+            near = did_you_mean(pattern, list(names))
+            why = f"Did you mean {near}?" if near else "The model has no module of this name"
+            yield Problem(_SHARDING, {pattern: style}, "must name modules", why)

@@ -1,0 +1,265 @@
+"""Divides the weights of modules among the ranks of a group, in place, and lets the modules exchange what they must.
+
+A module that is divided gets a class of its own, which is a subclass of the one that it had: its forward runs as it
+was written, on this rank's part, between an entry and an exit. Its parameters stay the same objects.
+
+Source of the ways: Shoeybi et al. 2019 (Megatron-LM), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.operators import enter, enter_alone, gather, leave, own_part
+from runner.model.sharded.values import Shard
+from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding
+
+__all__ = ["STYLES", "ShardedModule", "divide", "why_not"]
+
+
+class ShardedModule:
+    """What divided modules have in common."""
+
+    shard_group: str
+    entered: bool  # whether the input is whole, of which the own features are taken
+    gathered: int | None  # the features of the whole output, if it is put together again
+
+
+class _Column(ShardedModule):
+    """A linear map, each rank of which makes some of the output's features."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = super().forward(enter(value, self.shard_group))  # type: ignore[misc]
+        if self.gathered is None:
+            return made
+        return gather(made, -1, self.shard_group).narrow(-1, 0, self.gathered)
+
+
+class _Row(ShardedModule):
+    """A linear map, each rank of which reads some of the input's features; the bias is added after the sum."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.entered:
+            value = own_part(value, -1, self.shard_group)
+        module: Any = self
+        bias = module._parameters["bias"]
+        if _is_transposed(module):
+            made = value @ module.weight
+        else:
+            module._parameters["bias"] = None
+            try:
+                made = super().forward(value)  # type: ignore[misc]
+            finally:
+                module._parameters["bias"] = bias
+        whole = leave(made, self.shard_group)
+        return whole if bias is None else whole + bias
+
+
+class _Partial(ShardedModule):
+    """A module that every rank has whole, and runs on its own part of the features: the ranks' gradients are summed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self
+        own = dict(module._parameters)
+        module._parameters.update({name: _entered(each, self.shard_group) for name, each in own.items()})
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            module._parameters.update(own)
+
+
+def _entered(parameter: Tensor | None, group: str) -> Tensor | None:
+    return None if parameter is None else enter_alone(parameter, group)
+
+
+class _Embedding(ShardedModule):
+    """An embedding, each rank of which has some of the rows. A row that another rank has counts as zeros here."""
+
+    vocabulary_size: int
+
+    def forward(self, ids: Tensor) -> Tensor:
+        module: Any = self
+        own = super().forward  # type: ignore[misc]
+        return vocabulary_embedding(ids, module.weight, own, self.shard_group, self.vocabulary_size)
+
+
+@cache
+def _conv1d() -> type | None:
+    """transformers' linear map with a transposed weight, if anything has imported it."""
+    import sys
+
+    found = sys.modules.get("transformers.pytorch_utils")
+    return None if found is None else found.Conv1D
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    own = _conv1d()
+    return own is not None and isinstance(module, own)
+
+
+@cache
+def _subclass(mixin: type, own: type) -> type:
+    return type(f"{mixin.__name__[1:]}{own.__name__}", (mixin, own), {"__module__": own.__module__})
+
+
+def _linear_problem(module: nn.Module) -> str | None:
+    if isinstance(module, nn.Linear) or _is_transposed(module):
+        return None
+    return f"It is a {type(module).__name__}, and only linear maps are divided in this way"
+
+
+def _length(module: nn.Module, dim: int) -> int:
+    """The length of a module's weight, also if another module that has it, too, has been divided already."""
+    weight: Any = module.weight
+    shard: Shard | None = getattr(weight, "shard", None)
+    return int(weight.shape[dim]) if shard is None else shard.whole[dim]
+
+
+def _column_dim(module: nn.Module) -> int:
+    return 1 if _is_transposed(module) else 0
+
+
+def why_not(module: nn.Module, style: str, degree: int) -> str | None:
+    """Why a module cannot be divided in a way among so many ranks, or None if it can."""
+    name, _, number = style.partition(":")
+    if name in ("whole", "partial"):
+        return None
+    if name == "embedding":
+        if not isinstance(module, nn.Embedding):
+            return f"It is a {type(module).__name__} and no embedding"
+        if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+            return "Rows with max_norm, scale_grad_by_freq or sparse gradients cannot be divided"
+        return None if _length(module, 0) >= degree else f"It has {_length(module, 0)} rows"
+    problem = _linear_problem(module)
+    if problem is not None:
+        return problem
+    dim = _column_dim(module) if name != "row" and name != "row_whole_input" else 1 - _column_dim(module)
+    size, pieces = _length(module, dim), int(number or 1)
+    if name == "column_gathered":
+        return None if size >= degree else f"It has {size} output features"
+    if size % (degree * pieces):
+        side = "output" if dim == _column_dim(module) else "input"
+        parts = f"{pieces} x {degree}" if pieces > 1 else str(degree)
+        return f"Its {size} {side} features cannot be divided by {parts}"
+    return None
+
+
+def divide(module: nn.Module, name: str, style: str, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    """Divide a module in place.
+
+    Args:
+        module: the module, whole; :func:`why_not` has nothing against it.
+        name: its global name.
+        style: one of :data:`STYLES`.
+        group: the ranks.
+        shards: the parts by the weight's global name; what is divided is added. A weight that is there already, because
+            another module has it, too, is not cut again.
+    """
+    if isinstance(module, ShardedModule):  # under a second name
+        weights: Any = module.named_parameters(recurse=False)
+        known = {local: getattr(weight, "shard", None) for local, weight in weights}
+        shards |= {f"{name}.{local}": shard for local, shard in known.items() if shard is not None}
+        return
+    kind, _, number = style.partition(":")
+    STYLES[kind](module, name, int(number or 1), group, shards)
+
+
+def _become(module: nn.Module, mixin: type, group: ShardGroup) -> Any:
+    own: Any = type(module)
+    module.__class__ = _subclass(mixin, own)
+    made: Any = module
+    made.shard_group, made.entered, made.gathered = group.name, False, None
+    return made
+
+
+def _cut(
+    module: nn.Module, local: str, name: str, dim: int, pieces: int, group: ShardGroup, shards: dict[str, Shard],
+    padding: int = 0,
+) -> Shard:  # fmt: skip
+    parameter: Any = module._parameters[local]
+    known: Shard | None = getattr(parameter, "shard", None)
+    if known is None:
+        known = Shard(dim, group.index, group.degree, tuple(parameter.shape), pieces, padding)
+        with torch.no_grad():
+            parameter.data = known.cut(parameter.data)
+        parameter.shard = known
+    shards[f"{name}.{local}" if name else local] = known
+    return known
+
+
+def _column(
+    module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard], *, gathered: bool = False
+) -> None:
+    dim = _column_dim(module)
+    features = _length(module, dim)
+    made, padding = _become(module, _Column, group), -features % group.degree if gathered else 0
+    _cut(module, "weight", name, dim, pieces, group, shards, padding)
+    if module._parameters.get("bias") is not None:
+        _cut(module, "bias", name, 0, pieces, group, shards, padding)
+    made.gathered = features if gathered else None
+    if _is_transposed(module):
+        made.nf = made.weight.shape[1]
+    else:
+        made.out_features = made.weight.shape[0]
+
+
+def _gathered_column(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    _column(module, name, pieces, group, shards, gathered=True)
+
+
+def _row(
+    module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard], *, entered: bool = False
+) -> None:
+    dim, made = 1 - _column_dim(module), _become(module, _Row, group)
+    _cut(module, "weight", name, dim, pieces, group, shards)
+    made.entered = entered
+    if _is_transposed(module):
+        made.nx = made.weight.shape[0]
+    else:
+        made.in_features = made.weight.shape[1]
+
+
+def _entering_row(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    _row(module, name, pieces, group, shards, entered=True)
+
+
+def _embedding(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    made = _become(module, _Embedding, group)
+    rows = _length(module, 0)
+    shard = _cut(module, "weight", name, 0, 1, group, shards, padding=-rows % group.degree)
+    made.vocabulary_size, made.num_embeddings = rows, shard.shape[0]
+    made.padding_idx = own_padding_index(made.padding_idx, made.weight, group.name)
+
+
+def _partial(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    _become(module, _Partial, group)
+
+
+def _whole(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    """Leave a module as it is."""
+
+
+STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]], None]] = {
+    "column": _column,
+    "packed_column": _column,
+    "column_gathered": _gathered_column,
+    "row": _row,
+    "row_whole_input": _entering_row,
+    "embedding": _embedding,
+    "partial": _partial,
+    "whole": _whole,
+}
+"""The ways in which a module is divided, by name.
+
+``column``: each rank makes some of a linear map's output features; ``packed_column:N``: the same for N maps that lie
+one behind the other in one weight. ``row``: each rank reads some of the input features, and the ranks sum.
+``embedding``: each rank has some of the rows. ``column_gathered`` and ``row_whole_input`` are for neighbours that are
+whole. ``partial``: whole, and used on this rank's own part, as a norm of each head is: the ranks' gradients are summed.
+``whole``: as it is.
+"""

@@ -1,0 +1,58 @@
+"""The seconds and bytes of what ranks exchange that divide layers among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from runner.plan.values import Link
+from runner.profile import Exchange, LayerProfile, ModelProfile
+
+__all__ = ["exchanged_bytes", "exchange_seconds", "with_exchanges"]
+
+
+def with_exchanges(profile: ModelProfile, ranks: int, link: Link) -> ModelProfile:
+    """The profile with the seconds of exchanges in those of the layers: a rank does nothing else meanwhile.
+
+    Args:
+        profile: its layers and its loss are those of one of the ranks, whose seconds are without exchanges.
+        ranks: the number of ranks that divide each layer.
+        link: between two of them.
+    """
+    if ranks == 1 or profile.exchanges_take_time:
+        return profile
+    layers = tuple(_slowed(layer, ranks, link) for layer in profile.layers)
+    return replace(profile, layers=layers, loss=_slowed(profile.loss, ranks, link), exchanges_take_time=True)
+
+
+def exchange_seconds(exchanges: Iterable[Exchange], ranks: int, link: Link) -> float:
+    """The seconds of exchanges one after the other, in a ring.
+
+    A sum over R ranks takes 2 (R - 1) messages of 1/R of the bytes; a gathering, or a sum of which each rank keeps a
+    part, takes half as many.
+    """
+    total = 0.0
+    for each in exchanges:
+        messages = (2 if each.kind == "all_reduce" else 1) * (ranks - 1)
+        total += each.count * messages * link.seconds(each.num_bytes / ranks)
+    return total
+
+
+def exchanged_bytes(profile: ModelProfile, ranks: int) -> float:
+    """The bytes that each rank sends for one micro-batch through all layers and back, without a second forward."""
+    rows = (*profile.layers, profile.loss)
+    return sum(each.sent_bytes(ranks) for row in rows for each in (*row.forward_exchanges, *row.backward_exchanges))
+
+
+def _slowed(layer: LayerProfile, ranks: int, link: Link) -> LayerProfile:
+    forward = exchange_seconds(layer.forward_exchanges, ranks, link)
+    backward = exchange_seconds(layer.backward_exchanges, ranks, link)
+    if not forward and not backward:
+        return layer
+    of_input = layer.input_gradient_seconds
+    return replace(
+        layer,
+        forward_seconds=layer.forward_seconds + forward,
+        backward_seconds=layer.backward_seconds + backward,
+        input_gradient_seconds=None if of_input is None else of_input + backward,
+    )

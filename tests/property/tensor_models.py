@@ -1,0 +1,94 @@
+"""Models whose layers ranks divide, and their data. Plain PyTorch: it imports nothing of the runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+TOKENS, LENGTH, WIDTH, HEADS = 13, 6, 16, 4
+
+RULES = {
+    "table": "embedding",
+    "*.three": "packed_column:3",
+    "*.out": "row",
+    "*.gate": "column",
+    "*.up": "column",
+    "*.down": "row",
+    "head": "column_gathered",
+}
+"""How the model is divided; its norms and the table of positions are whole, those of each head are partial."""
+
+
+class Block(nn.Module):
+    """A transformer's block: attention with a norm of each head, and a gated feed-forward."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.size = width // HEADS
+        self.norm, self.feed_norm, self.drop = nn.LayerNorm(width), nn.RMSNorm(width), nn.Dropout(dropout)
+        self.three, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.head_norm = nn.LayerNorm(self.size)
+        self.gate, self.up = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, value: Tensor) -> Any:
+        parts = self.three(self.norm(value)).chunk(3, -1)
+        queries, keys, values = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(self.head_norm(queries), keys, values, is_causal=True)
+        value = value + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
+        fed = self.feed_norm(value)
+        return value + self.drop(self.down(functional.silu(self.gate(fed)) * self.up(fed)))
+
+
+class Unembed(nn.Linear):
+    """Hidden states to tokens, by the weight of the embedding."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding.embedding_dim, embedding.num_embeddings, bias=False)
+        self.weight = embedding.weight
+
+
+def build(layers: int = 4, dropout: float = 0.0, tied: bool = False, tokens: int = TOKENS) -> nn.Sequential:
+    embedding = nn.Embedding(tokens, WIDTH)
+    head = Unembed(embedding) if tied else nn.Linear(WIDTH, tokens)
+    named = {"table": embedding} | {f"block{at}": Block(WIDTH, dropout) for at in range(layers)} | {"head": head}
+    model = nn.Sequential()
+    for name, layer in named.items():
+        model.add_module(name, layer)
+    return model
+
+
+def undividable(tokens: int = TOKENS) -> nn.Sequential:
+    """Layers of which none has two maps one behind the other."""
+    return nn.Sequential(nn.Embedding(tokens, WIDTH), nn.Linear(WIDTH, tokens))
+
+
+def narrowing(tokens: int = TOKENS) -> nn.Sequential:
+    """Layers that give fewer features if a column is not followed by a row."""
+    return nn.Sequential(nn.Embedding(tokens, WIDTH), nn.Sequential(nn.Linear(WIDTH, tokens + 1)), nn.Softmax(-1))
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class Samples(Dataset[Any]):
+    """Sequences of tokens, each with the next ones as its target."""
+
+    def __init__(self, tokens: int) -> None:
+        drawn = torch.randint(tokens, (64, LENGTH + 1), generator=torch.Generator().manual_seed(5))
+        self.inputs, self.targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.inputs[at], self.targets[at]
+
+
+def data(tokens: int = TOKENS) -> Samples:
+    return Samples(tokens)

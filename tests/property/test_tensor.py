@@ -1,0 +1,243 @@
+"""Whole requests whose layers ranks divide give what one process gives, in every layout, and need what is planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tensor_models
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from whole_runs import Run, peaks, train
+
+from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
+
+STEPS = 3
+HEAD_NORMS = {"*.head_norm": "partial"}
+_RULES = tensor_models.RULES | HEAD_NORMS
+_SHARDING = "parallelism.sharding={" + ",".join(f"{name}:'{way}'" for name, way in _RULES.items()) + "}"
+_COMMON = (
+    "model=custom", "model.target=tensor_models:build", "data=custom", "data.target=tensor_models:data", "loss=custom",
+    "loss.target=tensor_models:loss", "data.batch_size=8", "data.shuffle=false",
+    "optimizer.lr=0.01", "optimizer.eps=1e-3", "optimizer.weight_decay=0.1", "trainer.grad_clip_norm=0.5", "device=cpu",
+    "hardware=laptop_cpu", "logger=none", "trainer.progress=false", "launcher.watchdog_seconds=null",
+    f"trainer.max_steps={STEPS}", "seed=3",
+)  # fmt: skip
+
+
+_STANDING = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.max_steps=1")
+"""A step that changes no weight."""
+
+
+def run(folder: Path, *overrides: str) -> Run:
+    folder.mkdir(exist_ok=True)
+    return train(resolve([*_COMMON, *overrides]), folder)
+
+
+def divided(folder: Path, *overrides: str) -> Run:
+    return run(folder, _SHARDING, *overrides)
+
+
+def plain(
+    start: dict[str, Tensor], *, steps: int = STEPS, batch: int = 8, tied: bool = False
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses, and weights after the steps, of a plain loop over whole batches that begins with the given weights."""
+    model = tensor_models.build(tied=tied)
+    model.load_state_dict(start | ({"head.weight": start["table.weight"]} if tied else {}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    samples, losses = tensor_models.data(), []
+    for step in range(steps):
+        places = [(step * batch + at) % len(samples) for at in range(batch)]
+        inputs, targets = (torch.stack([samples[place][part] for place in places]) for part in (0, 1))
+        loss = tensor_models.loss(model(inputs), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The initial weights: those that the model function makes in one process, before a step."""
+    folder = tmp_path_factory.mktemp("start")
+    run(folder, *_STANDING)
+    return weights_of(folder)
+
+
+def require_close(own: Sequence[float], expected: Sequence[float]) -> None:
+    torch.testing.assert_close(torch.tensor(own), torch.tensor(expected), rtol=2e-6, atol=2e-6)
+
+
+def require_same_weights(
+    own: dict[str, Tensor], expected: dict[str, Tensor], names: Sequence[str] | None = None
+) -> None:
+    for name in names or expected:
+        torch.testing.assert_close(own[name], expected[name], rtol=0, atol=3e-5, msg=name)
+
+
+LAYOUTS = {
+    "two parts": ("parallelism.tensor=2",),
+    "four parts": ("parallelism.tensor=4",),
+    "three dimensions": ("parallelism=three_d", "schedule.microbatches=2"),
+    "split backwards": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=zb_h1", "schedule.microbatches=4"),
+    "zb_v": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=zb_v", "schedule.microbatches=4"),
+    "interleaved": ("parallelism=three_d", "schedule=interleaved_1f1b", "schedule.microbatches=4"),
+    "twins": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"),
+    "recomputed": ("parallelism.tensor=2", "schedule.microbatches=2", "activation_checkpoint=full"),
+    "offloaded": ("parallelism.tensor=2", "offload=activations_async"),
+    "bf16 masters are of parts": ("parallelism.tensor=2", "trainer.ema_decay=0.9"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_divided_model_gives_what_one_process_gives(layout: str, start: dict[str, Tensor], tmp_path: Path) -> None:
+    made = divided(tmp_path, *LAYOUTS[layout])
+    losses, weights = plain(start)
+    require_close(made.losses, losses)
+    if "ema" not in "".join(LAYOUTS[layout]):
+        require_same_weights(weights_of(tmp_path), weights)
+    for counted, predicted in peaks(made):
+        assert 0.9 * predicted <= counted <= predicted
+
+
+@pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "parallelism.pipeline=2"])
+def test_what_no_rule_names_is_found_in_the_operators(layout: str, start: dict[str, Tensor], tmp_path: Path) -> None:
+    made = run(tmp_path, layout, "parallelism.tensor=2")
+    losses, weights = plain(start)
+    require_close(made.losses, losses)
+    require_same_weights(weights_of(tmp_path), weights)
+    assert made.plan.profile.parameters_elsewhere > made.plan.profile.num_parameters // 3
+    assert made.plan.profile.num_parameters == sum(value.numel() for value in start.values())
+
+
+_HUGGING_FACE = (
+    "model.target=runner.zoo.huggingface:build", "model.kwargs.vocab_size=13", "model.kwargs.hidden_size=16",
+    "model.kwargs.num_attention_heads=4", "model.kwargs.num_hidden_layers=2", "model.kwargs.max_position_embeddings=8",
+    "loss.target=runner.zoo.losses:cross_entropy", "model.kwargs.task=causal",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("llama", ("+model.kwargs.intermediate_size=24", "+model.kwargs.num_key_value_heads=2")),  # by its own plan
+        ("gpt2", ("+model.kwargs.attn_pdrop=0",)),  # by its operators, with dropout of whole values
+    ],
+)
+def test_a_model_of_transformers_is_divided_as_it_is(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    model = (*_HUGGING_FACE, f"model.kwargs.model_type={kind}", *more)
+    expected = run(tmp_path / "whole", *model)
+    made = run(tmp_path / "parts", *model, "parallelism.tensor=2", "parallelism.pipeline=2")
+    require_close(made.losses, expected.losses)
+    require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+
+
+def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    run(first, "model.kwargs.tied=true", *_STANDING)
+    made = divided(second, "model.kwargs.tied=true", "parallelism.tensor=2", "parallelism.pipeline=2")
+    losses, weights = plain(weights_of(first), tied=True)
+    require_close(made.losses, losses)
+    require_same_weights(weights_of(second), weights, [name for name in weights if name != "head.weight"])
+
+
+@pytest.mark.parametrize("schedule", ["pipedream_2bw", "pipedream", "pipemare", "hetpipe", "avgpipe"])
+def test_late_weights_are_as_late_as_without_parts(schedule: str, tmp_path: Path) -> None:
+    layout = (
+        "parallelism.pipeline=2",
+        f"schedule={schedule}",
+        "schedule.microbatches=2",
+        "trainer.grad_clip_norm=null",
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = run(whole, *layout)
+    made = divided(parts, *layout, "parallelism.tensor=2")
+    require_close(made.losses, expected.losses)
+    require_same_weights(weights_of(parts), weights_of(whole))
+
+
+def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path: Path) -> None:
+    layouts = [
+        ("parallelism.pipeline=2", "parallelism.tensor=2"),
+        ("parallelism.data=2",),
+        ("parallelism.tensor=4",),
+        ("parallelism.pipeline=4",),
+        ("parallelism=three_d", "schedule.microbatches=2"),
+    ]
+    before: Path | None = None
+    seen: list[float] = []
+    for number, layout in enumerate(layouts, 1):
+        folder = tmp_path / str(number)
+        sharding = (
+            (_SHARDING,)
+            if "tensor=1" not in str(layout) and ("tensor" in str(layout) or "three" in str(layout))
+            else ()
+        )
+        resume = () if before is None else (f"resume={before}/checkpoints/step-{number - 1}.ckpt",)
+        made = run(folder, *layout, *sharding, *resume, f"trainer.max_steps={number}")
+        seen += made.losses[-1:]
+        before = folder
+    losses, weights = plain(start, steps=len(layouts))
+    require_close(seen, losses)
+    assert before is not None
+    require_same_weights(weights_of(before), weights)
+
+
+def test_the_same_layout_goes_on_bitwise(tmp_path: Path) -> None:
+    layout = (_SHARDING, "parallelism.tensor=2", "model.kwargs.dropout=0.1")
+    whole, first, second = tmp_path / "whole", tmp_path / "first", tmp_path / "second"
+    run(whole, *layout, "trainer.max_steps=4")
+    run(first, *layout, "trainer.max_steps=2")
+    run(second, *layout, "trainer.max_steps=4", f"resume={first}/checkpoints/step-2.ckpt")
+    expected = weights_of(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights_of(second).items())
+
+
+def test_dropout_of_whole_values_is_that_of_one_process(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = run(whole, "model.kwargs.dropout=0.1")
+    made = divided(parts, "model.kwargs.dropout=0.1", "parallelism.tensor=2")
+    require_close(made.losses, expected.losses)
+
+
+def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
+    """Megatron's count: a sum for attention and for the feed-forward, forward and back, those of embedding and head."""
+    made = divided(tmp_path, "parallelism.tensor=2")
+    activation = 8 * tensor_models.LENGTH * tensor_models.WIDTH * 4
+    blocks, head_norm, logits = 4, 2 * 4 * tensor_models.WIDTH // tensor_models.HEADS, 8 * tensor_models.LENGTH * 14 * 4
+    sums = (2 * blocks + 1) * 2 * activation + blocks * head_norm
+    sent = 2 * (sums * 2 // 2 + logits // 2)  # of both ranks; a sum of two ranks sends as many bytes as it has
+    assert made.record.bytes_moved["tensor"] == sent
+    assert made.plan.tensor_bytes_sent == sent
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (("parallelism.tensor=2", "model.target=tensor_models:undividable"), "must divide a layer"),
+        (
+            ("parallelism.tensor=2", "model.target=tensor_models:narrowing", "parallelism.sharding={1.0: column}"),
+            "must leave the output of layer 1 (Sequential) whole",
+        ),
+        (("parallelism.tensor=8", _SHARDING), "must divide layer 1 (Block)"),
+        (("parallelism.tensor=2", "parallelism.sharding={*.nothing: row}"), "must divide a layer"),
+        (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
+        (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "rows is no way of dividing"),
+        (("parallelism.tensor=2", _SHARDING, "optimizer=lamb"), "must be one of adam"),
+        (("parallelism.tensor=2", _SHARDING, "zero=1"), "zero.stage"),
+        (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(overrides: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=re.escape(text)):
+        run(tmp_path, *overrides)
