@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from runner.profile import ModelProfile
 
 __all__ = ["draw_problem", "part_notes"]
 
+_MOST_NAMED = 3
 
-def part_notes(profile: ModelProfile) -> tuple[str, ...]:
-    """A note if ranks draw random numbers of their own within divided layers."""
+
+def part_notes(profile: ModelProfile, ranks: int) -> Iterator[str]:
+    """Yield notes about what is divided, what stays whole, and what ranks draw by themselves.
+
+    Args:
+        profile: a rank's profile.
+        ranks: the number of ranks that divide each layer.
+    """
+    if ranks == 1:
+        return
+    divided = profile.parameters_elsewhere * ranks / (ranks - 1) / max(1, profile.num_parameters)
+    told = f"{ranks} ranks divide {min(divided, 1.0):.0%} of the weights, each has the others whole"
+    if profile.whole_weights:
+        named = [each.removeprefix("left whole: ") for each in profile.whole_weights]
+        more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        told += f": {'; '.join(named[:_MOST_NAMED])}{more}"
+    yield told
     why = draw_problem(profile)
-    return () if why is None else (f"{why}: losses are those of one process in distribution, not in numbers",)
+    if why is not None:
+        yield f"{why}: losses are those of one process in distribution, not in numbers"
 
 
 def draw_problem(profile: ModelProfile) -> str | None:

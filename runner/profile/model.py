@@ -162,6 +162,7 @@ class ModelProfile:
         busy_share: the share of a core that other work took meanwhile.
         parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
             them that are trained.
+        whole_weights: where ranks divide layers: the weights that were looked at and stay whole, each with the reason.
         exchanges_take_time: whether the seconds of layers contain those of what the ranks that divide them exchange. Of
             a measured profile they do not; :func:`runner.plan.time.tensor.with_exchanges` adds them.
     """
@@ -196,6 +197,7 @@ class ModelProfile:
     busy_share: float = 0.0
     parameters_elsewhere: int = 0
     trained_elsewhere: int = 0
+    whole_weights: tuple[str, ...] = ()
     exchanges_take_time: bool = False
 
     @property

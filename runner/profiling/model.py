@@ -284,7 +284,8 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         return profile
     raise_problems(model.division.problems(config.model.target))
     all_elements, trained = model.division.elements_elsewhere()
-    return replace(profile, parameters_elsewhere=all_elements, trained_elsewhere=trained)
+    whole = tuple(dict.fromkeys(model.division.left))
+    return replace(profile, parameters_elsewhere=all_elements, trained_elsewhere=trained, whole_weights=whole)
 
 
 def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:

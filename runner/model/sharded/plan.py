@@ -94,12 +94,13 @@ class Division:
 
     def problems(self, target: str) -> list[Problem]:
         """What is wrong when all layers have been built: nothing is divided, or a rule of the user's fits nothing."""
-        if not self.shards:
+        unused = list(unused_patterns(self.rules, self._named)) if self.rules and self.rules.source == _SHARDING else []
+        if not self.shards and not unused:
             why = "; ".join(self.left[:_MOST_REASONS]) or f"Nothing says how layers of {target} are divided"
             rule = "must divide a layer"
             fix = '"parallelism.sharding={blocks.*.up: column, blocks.*.down: row}"'
             return [Problem(_DEGREE, self.group.degree, rule, why, fix)]
-        return list(unused_patterns(self.rules, self._named)) if self.rules and self.rules.source == _SHARDING else []
+        return unused
 
     def elements_elsewhere(self) -> tuple[int, int]:
         """Elements of divided weights that other ranks have, and of those among them that are trained."""
@@ -151,7 +152,7 @@ class Division:
         places = list(self._places(named))
         self.divides |= any(place.rules is not None for place in places)
         chosen = _with_tied(places)
-        raise_problems([problem for place in chosen for problem in self._problems_of(place)])
+        raise_problems(list(dict.fromkeys(problem for place in chosen for problem in self._problems_of(place))))
         for place in chosen:
             divide(place.module, place.name, place.style or "whole", self.group, self.shards)
             for local, weight in place.module.named_parameters(recurse=False):
@@ -168,8 +169,12 @@ class Division:
 
     def _problems_of(self, place: _Place) -> Iterator[Problem]:
         style, degree = place.style or "whole", self.group.degree
-        known = style.partition(":")[0] in STYLES
-        why = why_not(place.module, style, degree) if known else f"{style} is no way of dividing"
+        if (kind := style.partition(":")[0]) not in STYLES:
+            near = did_you_mean(kind, STYLES)
+            fix = f"{near} for {kind}" if near else ""
+            yield Problem(_SHARDING, style, f"must be one of {', '.join(STYLES)}", fix=fix)
+            return
+        why = why_not(place.module, style, degree)
         if why is not None:
             source = "ties" if place.rules is None else place.rules.source
             rule = f"must divide {place.name} ({style}, from {source})"
@@ -248,8 +253,23 @@ def _of_transformers(module: nn.Module, name: str) -> Rules | None:
         translated = [(start + pattern, _translated(style)) for pattern, style in found.items()]
         if any(style is None for _, style in translated):
             return None
-        return Rules(tuple((pattern, style) for pattern, style in translated if style), "the model's transformers plan")
+        table = _table_of_ids(part)
+        known = [(pattern, style) for pattern, style in translated if style]
+        known += [(start + table, "embedding")] if table is not None else []
+        return Rules(tuple(known), "the model's transformers plan")
     return None
+
+
+def _table_of_ids(model: nn.Module) -> str | None:
+    """The name of a transformers model's embedding of ids, which most of their plans leave whole."""
+    given = getattr(model, "get_input_embeddings", None)
+    try:
+        table = given() if callable(given) else None
+    except NotImplementedError:
+        return None
+    return next(
+        (name for name, each in model.named_modules() if each is table and isinstance(each, nn.Embedding)), None
+    )
 
 
 def _translated(style: str) -> str | None:
