@@ -241,3 +241,13 @@ def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
 def test_what_cannot_be_divided_is_refused(overrides: tuple[str, ...], text: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=re.escape(text)):
         run(tmp_path, *overrides)
+
+
+def test_a_part_that_is_not_finite_skips_the_step_on_all_ranks(tmp_path: Path) -> None:
+    """In the second step, the gradient is infinite at logits that the second rank makes."""
+    made = divided(
+        tmp_path, "parallelism.tensor=2", "parallelism.pipeline=2", "trainer.on_nonfinite=skip",
+        "loss.target=tensor_models:overflowing",
+    )  # fmt: skip
+    assert made.record.extras["skipped_steps"] == [2]
+    assert all(bool(torch.isfinite(value).all()) for value in weights_of(tmp_path).values())
