@@ -110,6 +110,26 @@ def test_a_divided_model_gives_what_one_process_gives(layout: str, start: dict[s
         assert 0.9 * predicted <= counted <= predicted
 
 
+def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: Path) -> None:
+    """Without clipping, which would hide a common factor: whole ones by value, those of parts by their squares."""
+    layout = ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule.microbatches=2", "trainer.max_steps=1")
+    made = divided(tmp_path, *layout, "trainer.grad_clip_norm=null")
+    model = tensor_models.build()
+    model.load_state_dict(start)
+    samples = [tensor_models.data()[at] for at in range(8)]
+    inputs, targets = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
+    torch.autograd.backward(tensor_models.loss(model(inputs), targets))
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        found = made.gradients[0][name]
+        assert len(found) == 2, name
+        if found[0].shape == parameter.shape:
+            for each in found:
+                torch.testing.assert_close(each, parameter.grad, rtol=1e-5, atol=1e-6)
+        squares = sum(float(each.square().sum()) for each in found) / (2 if found[0].shape == parameter.shape else 1)
+        assert squares == pytest.approx(float(parameter.grad.square().sum()), rel=1e-4, abs=1e-9), name
+
+
 @pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "parallelism.pipeline=2"])
 def test_what_no_rule_names_is_found_in_the_operators(layout: str, start: dict[str, Tensor], tmp_path: Path) -> None:
     made = run(tmp_path, layout, "parallelism.tensor=2")
