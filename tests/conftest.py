@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -10,10 +12,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import warm
 from skips import reasons, unexpected
 
 _WITH_OWN_CACHE = {"model", "strategy", "training"}
 """Folders in which what a file's tests measure of models is not found by other files' tests."""
+_WITH_FORKED_RANKS = {"checkpoint", "cli", "memory", "pretrained", "strangers", "training", "zero"}
+"""Folders in which a command that runs in the process of the tests has its ranks forked, not executed."""
+_WITH_MANY_CHILDREN = {"pretrained", "strangers"}
+"""Folders whose models need libraries that take seconds to import."""
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -23,6 +30,12 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         if request.path.parent.name in _WITH_OWN_CACHE:
             patch.setenv("RUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _forked_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.parent.name in _WITH_FORKED_RANKS:
+        monkeypatch.setattr("subprocess.Popen", warm.WarmRanks)
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +73,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: no collection of the runner's or of its children looks at it again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported by now stays: no collection of the runner's or of its children looks at it again.
+
+    What many children of this process need, which makes models in children, is imported once.
+    """
+    if _WITH_MANY_CHILDREN & {item.path.parent.name for item in session.items}:
+        for name in ("torch.fx.experimental.symbolic_shapes", "peft"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     gc.collect()
     gc.freeze()
 

@@ -120,15 +120,25 @@ class Warm(subprocess.Popen[str]):
 
         A rank with a number other than 0 reads it in its imports.
         """
-        if cls._server is None:
-            return True
-        return words[0] == "-m" and words[1] in WARM and (environment or {}).get("RANK", "0") == "0"
+        return cls._server is None or _is_fit(words, environment)
 
 
 class WarmZero(Warm):
     """With DeepSpeed, which takes seconds more."""
 
     imports = (*IMPORTS, "deepspeed")
+
+
+class WarmRanks(Warm):
+    """What a command starts that runs in the process of a test."""
+
+    @classmethod
+    def _may_fork(cls, words: Sequence[str], environment: Mapping[str, str] | None) -> bool:
+        return _is_fit(words, environment)
+
+
+def _is_fit(words: Sequence[str], environment: Mapping[str, str] | None) -> bool:
+    return words[0] == "-m" and words[1] in WARM and (environment or {}).get("RANK", "0") == "0"
 
 
 def run(
@@ -165,11 +175,12 @@ def serve(end: socket.socket) -> tuple[Request, list[int]]:
         wait, go = os.pipe()
         between = os.fork()
         if between == 0:
-            child = os.fork()
-            if child:
-                os.write(told, child.to_bytes(8, "big"))
+            if os.fork():
                 os._exit(0)
             os.read(wait, 1)  # by now the parent is who asked
+            if asked[0].leads_session:  # before it is told: who asked may kill the session at once
+                os.setsid()
+            os.write(told, os.getpid().to_bytes(8, "big"))
             for each in (tell, told, wait, go, end.detach()):
                 os.close(each)
             return asked
@@ -254,8 +265,6 @@ def _have_server(paths: Sequence[str]) -> None:
 
 def _become(request: Request, descriptors: Sequence[int], paths: Sequence[str]) -> None:
     """Make this process what an executed one would be."""
-    if request.leads_session:
-        os.setsid()
     high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _HIGH) for each in descriptors]
     for each in descriptors:
         os.close(each)
