@@ -94,9 +94,9 @@ def _train(*overrides: str) -> tuple[int, RunRecord]:
 
 def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.config.schema.WATCHDOG_MARGIN_SECONDS", 2.0)
-    status, record = _train("model.target=mine_that_hangs:stuck", "launcher.step_timeout_seconds=8")
+    status, record = _train("model.target=mine_that_hangs:stuck", "launcher.step_timeout_seconds=20")
     assert (status, record.status) == (1, "failed")
-    assert str(record.reason).startswith("rank 0 (stage 0, layers 0..1) was ended: its steps made no progress for 10 s")
+    assert str(record.reason).startswith("rank 0 (stage 0, layers 0..1) was ended: its steps made no progress for 22 s")
     assert "(launcher.step_timeout_seconds), at mine_that_hangs.py:" in str(record.reason)
     assert str(record.reason).endswith(" in spin")
     assert left_behind(project) == []
@@ -104,9 +104,9 @@ def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch
 
 def test_a_hang_after_the_last_step(project: Path) -> None:
     overrides = ("trainer.max_steps=2", "logger=custom", "logger.target=mine_that_hangs:EndlessLogger")
-    status, record = _train("model.target=mine_that_hangs:quick", *overrides, "launcher.exit_timeout_seconds=3")
+    status, record = _train("model.target=mine_that_hangs:quick", *overrides, "launcher.exit_timeout_seconds=12")
     assert (status, record.status) == (1, "failed")
-    assert "was ended: it did not end within 3 s after its last step (launcher.exit_timeout_seconds)" in str(
+    assert "was ended: it did not end within 12 s after its last step (launcher.exit_timeout_seconds)" in str(
         record.reason
     )
     assert "in rest" in str(record.reason)
@@ -115,11 +115,11 @@ def test_a_hang_after_the_last_step(project: Path) -> None:
 
 def test_a_hang_after_complete_work(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An exit function sleeps: nothing is lost, so the run is a success; the log says what was ended."""
-    overrides = ("trainer.max_steps=2", "+model.kwargs.at_exit=true", "launcher.exit_timeout_seconds=3")
+    overrides = ("trainer.max_steps=2", "+model.kwargs.at_exit=true", "launcher.exit_timeout_seconds=12")
     with caplog.at_level(logging.WARNING):
         status, record = _train("model.target=mine_that_hangs:quick", *overrides)
     assert (status, record.status, record.steps) == (0, "ok", 2)
-    assert "was ended, and nothing is lost: it did not end within 3 s after its work was complete" in caplog.text
+    assert "was ended, and nothing is lost: it did not end within 12 s after its work was complete" in caplog.text
     assert "in rest" in caplog.text
     assert left_behind(project) == []
 
@@ -138,7 +138,7 @@ def test_a_sleeping_exit_function_does_not_keep_the_command(project: Path) -> No
     """The command calls the model's function, too, to plan, so that a module's exit function is also its own."""
     environment = {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
     command = [sys.executable, "-c", AT_EXIT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "exit functions did not end within 0.2 s" in done.stderr
     assert left_behind(project) == []

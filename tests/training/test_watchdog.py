@@ -26,7 +26,7 @@ TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 
 def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
-    times = ("launcher.watchdog_seconds=3", "launcher.step_timeout_seconds=8", "trainer.max_steps=60")
+    times = ("launcher.watchdog_seconds=10", "launcher.step_timeout_seconds=20", "trainer.max_steps=60")
     done = train(directory, *TWO, *times, "model.target=mine:waiting", "model.kwargs.phase=step")
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
