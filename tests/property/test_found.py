@@ -51,6 +51,12 @@ FOUND = {
     "where backwards read the newest weights, forwards after a checkpoint do so, too": Found(
         "mlp", "schedule=ampnet parallelism.pipeline=2 schedule.microbatches=6 data.batch_size=12 optimizer=adamw"
     ),
+    "lamb counted the steps of all of a rank's stages where each is updated alone": Found(
+        "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=lamb"
+    ),
+    "fused_adam counted so, too": Found(
+        "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=fused_adam"
+    ),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
     ),

@@ -31,13 +31,15 @@ class FusedAdam(_FusedAdam):  # type: ignore[misc]  # DeepSpeed has no types
     """DeepSpeed's FusedAdam with the step count in the state of every parameter.
 
     DeepSpeed counts the steps of a group only in the state of its last parameter. A checkpoint holds states by
-    parameter, and in another layout the last parameter is another one.
+    parameter, and in another layout the last parameter is another one. Stages may be updated one by one, so those that
+    are updated together have the same count.
     """
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
+        updated = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         result = super().step(*args, **kwargs)
-        for group in self.param_groups:
-            states = [self.state[p] for p in group["params"] if p in self.state]
+        for members in updated:
+            states = [self.state[p] for p in members]
             steps = max((state["step"] for state in states), default=0)
             for state in states:
                 state["step"] = steps

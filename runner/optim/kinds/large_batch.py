@@ -17,8 +17,8 @@ _OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # the library leaves
 class Lamb(_Lamb):
     """The library's LAMB with weight decay inside the update whose length is adapted, as published.
 
-    The library counts the steps of a group in the group. A checkpoint holds states by parameter, so here each parameter
-    keeps the count.
+    The library counts the steps of a group in the group. A checkpoint holds states by parameter, and stages may be
+    updated one by one, so here each parameter keeps the count, and those that are updated together have the same.
     """
 
     def __init__(self, parameters: list[Tensor], **settings: Any) -> None:
@@ -26,12 +26,13 @@ class Lamb(_Lamb):
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        for group in self.param_groups:
-            counts = [self.state[p]["step"] for p in group["params"] if "step" in self.state.get(p, {})]
+        updated = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        for group, members in zip(self.param_groups, updated, strict=True):
+            counts = [self.state[p]["step"] for p in members if "step" in self.state.get(p, {})]
             group["step"] = int(max(counts, default=0))
         result = super().step(*args, **kwargs)
-        for group in self.param_groups:
-            for state in (self.state[p] for p in group["params"] if p in self.state):
+        for group, members in zip(self.param_groups, updated, strict=True):
+            for state in (self.state[p] for p in members):
                 state["step"] = torch.tensor(float(group["step"]))
                 for name in _OF_ONE_STEP:
                     state.pop(name, None)
