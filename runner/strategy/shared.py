@@ -21,6 +21,7 @@ from runner.engine.update.replicas import ReplicaExchange
 from runner.model.tags import named_parameters
 from runner.optim.states.shared import SharedStates
 from runner.strategy.pipeline import EngineStrategy
+from runner.strategy.whole_tensors import cut
 
 __all__ = ["SharedStatesStrategy"]
 
@@ -58,6 +59,6 @@ class SharedStatesStrategy(EngineStrategy):
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         assert self.engine is not None
         parameters = named_parameters(self.engine.stages)
-        states = state["state"]
+        states = cut({name: each for name, each in state["state"].items() if name in self.engine.tags}, self.engine)
         own: dict[Tensor, Any] = {parameters[name]: states[name] for name in parameters if name in states}
         self._shared.load(own, state["param_groups"])

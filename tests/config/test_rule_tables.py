@@ -68,7 +68,7 @@ COMBINED: list[dict[str, Any]] = [
     {"data.goes_with": {"loss": "token_cross_entropy"}, "loss.name": "mse"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     *({"parallelism.tensor": 2} | other for other in (
-        {"optimizer.name": "lamb"}, {"zero.stage": 1}, {"compression.name": "fp16"}, {"adapter.name": "lora"},
+        {"optimizer.name": "lamb"}, {"zero.stage": 0}, {"compression.name": "fp16"}, {"adapter.name": "lora"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},
         {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True}, {"checkpoint.asynchronous": True},
         {"compile": True},

@@ -95,7 +95,8 @@ LAYOUTS = {
     "twins": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"),
     "recomputed": ("parallelism.tensor=2", "schedule.microbatches=2", "activation_checkpoint=full"),
     "offloaded": ("parallelism.tensor=2", "offload=activations_async"),
-    "bf16 masters are of parts": ("parallelism.tensor=2", "trainer.ema_decay=0.9"),
+    "states are shared out": ("parallelism=three_d", "schedule.microbatches=2", "zero=1"),
+    "an average is of parts": ("parallelism.tensor=2", "trainer.ema_decay=0.9"),
 }
 
 
@@ -192,7 +193,9 @@ def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path:
         ("parallelism.data=2",),
         ("parallelism.tensor=4",),
         ("parallelism.pipeline=4",),
-        ("parallelism=three_d", "schedule.microbatches=2"),
+        ("parallelism=three_d", "schedule.microbatches=2", "zero=1"),
+        ("parallelism.data=2", "parallelism.tensor=2", "zero=1"),
+        ("parallelism.pipeline=2",),
     ]
     before: Path | None = None
     seen: list[float] = []
@@ -254,7 +257,8 @@ def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
         (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "must be one of column, packed_column"),
         (("parallelism.tensor=2", _SHARDING, "optimizer=lamb"), "must be one of adam"),
-        (("parallelism.tensor=2", _SHARDING, "zero=1"), "zero.stage"),
+        (("parallelism.tensor=2", _SHARDING, "zero=2"), "zero.stage = 2: must be 1 with parallelism.tensor=2"),
+        (("parallelism.tensor=2", _SHARDING, "zero=0"), "must be null or 1"),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
     ],
 )

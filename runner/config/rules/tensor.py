@@ -32,9 +32,9 @@ _PARTS: Table[RunConfig] = Table(
         ),
         Row(
             "zero.stage",
-            lambda c: c.zero.stage is not None,
-            "must be null with parallelism.tensor={parallelism.tensor}",
-            "What replicas share out is told apart by rank only, and not yet by parts of weights",
+            lambda c: c.zero.stage == 0,
+            "must be null or 1 with parallelism.tensor={parallelism.tensor}",
+            "Stage 0 is DeepSpeed's own sum, which is not told of parts of weights",
             fix="zero=none",
         ),
         Row(

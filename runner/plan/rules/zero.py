@@ -20,7 +20,7 @@ _BY_WEIGHT = tuple(name for name, kind in OPTIMIZERS.items() if kind.by_weight)
 def shares_by_itself(config: RunConfig, schedule: Schedule) -> bool:
     """Whether the runner, not DeepSpeed, shards states: :class:`runner.optim.states.shared.SharedStates`."""
     order = traits_of(schedule)
-    return bool(config.zero.stage) and (_holds_several(order) or _runs_twice(order))
+    return bool(config.zero.stage) and (config.parallelism.tensor > 1 or _holds_several(order) or _runs_twice(order))
 
 
 def _holds_several(order: ScheduleTraits) -> bool:
@@ -33,10 +33,21 @@ def _runs_twice(order: ScheduleTraits) -> bool:
     return order.ranks > 1 and not _holds_several(order) and (order.splits_backward or order.recomputes)
 
 
-def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTraits], bool]) -> Table[OrderFacts]:
-    """The rules of the runner's own sharding, for schedules with which DeepSpeed's engine cannot be used."""
+def _divides(facts: OrderFacts) -> bool:
+    """Whether ranks divide layers, and nothing of the schedule keeps DeepSpeed away already."""
+    return facts.config.parallelism.tensor > 1 and not (_holds_several(facts.order) or _runs_twice(facts.order))
+
+
+def _table(
+    title: str,
+    against: str,
+    source: str,
+    applies: Callable[[OrderFacts], bool],
+    where: str = "schedule={order.name}",
+) -> Table[OrderFacts]:
+    """The rules of the runner's own sharding, for layouts with which DeepSpeed's engine cannot be used."""
     own = f"{against} ({source}); there the runner itself shares out the states, and these alone"
-    needed = "must be {} with schedule={{order.name}}".format
+    needed = f"must be {{}} with {where.replace('{', '{{').replace('}', '}}')}".format
     rows: tuple[Row[OrderFacts], ...] = (
         Row("zero.stage", lambda f: f.config.zero.stage != 1, needed(1), own, source, "zero.stage=1"),
         Row(
@@ -45,7 +56,7 @@ def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTra
             needed("none"),
             own,
             source,
-            "schedule=1f1b",
+            "schedule=1f1b" if "schedule" in where else "parallelism.tensor=1",
         ),
         Row("zero.config", lambda f: f.config.zero.config is not None, needed("null"), own, source, "zero.config=null"),
         Row(
@@ -65,7 +76,7 @@ def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTra
             "precision=bf16_mixed",
         ),
     )
-    return Table(title, rows, applies=lambda f: bool(f.config.zero.stage) and applies(f.order))
+    return Table(title, rows, applies=lambda f: bool(f.config.zero.stage) and applies(f))
 
 
 SHARING_TABLES = (
@@ -73,13 +84,20 @@ SHARING_TABLES = (
         "ZeRO with schedules of several stages per rank",
         "A rank holds several stages or replicas",
         "deepspeed/runtime/engine.py has one optimizer per engine, and clips by its own norm",
-        _holds_several,
+        lambda f: _holds_several(f.order),
     ),
     _table(
         "ZeRO with schedules that split backwards or run forwards twice",
         "Its backwards are split, or its forwards run twice",
         "deepspeed/runtime/zero/stage_1_and_2.py: create_gradient_handling_hooks counts those of one whole backward",
-        _runs_twice,
+        lambda f: _runs_twice(f.order),
+    ),
+    _table(
+        "ZeRO with layers that ranks divide",
+        "Its groups would have to be told of parts of weights",
+        "deepspeed/runtime/zero/stage_1_and_2.py counts every parameter that is marked model_parallel on every rank",
+        _divides,
+        "parallelism.tensor={config.parallelism.tensor}",
     ),
 )
 """The tables of this file; at most one of them applies to a schedule."""
