@@ -36,6 +36,9 @@ class Found:
 
 
 FOUND = {
+    "two tensors of every weight were there at once in AdaBelief's update": Found(
+        "recurrent", "data.batch_size=1 optimizer=adabelief"
+    ),
     "a plan with a correction of discrepancies could not be written": Found(
         "mlp",
         "schedule=pipemare parallelism.pipeline=2 schedule.microbatches=2 schedule.discrepancy_correction=0.5"

@@ -20,6 +20,8 @@ class AdaBelief(_AdaBelief):
 
     def __init__(self, parameters: list[Tensor], **settings: Any) -> None:
         super().__init__(parameters, **settings, weight_decouple=True)
+        for group in self.param_groups:
+            group["foreach"] = False  # else two tensors of every weight are there at once; the numbers are the same
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,6 @@ ADABELIEF = OptimizerKind(
     cost="2",
     remarks="pytorch_optimizer; not tried on flat partitions, so not with `zero.stage` 1 to 3",
     make=_make,
-    lingering=2,
     values=2.0,
     reads=BETAS,
     decoupled=True,

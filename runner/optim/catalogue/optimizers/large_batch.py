@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
-from runner.optim.catalogue.kind import BETAS, OptimizerKind, common_settings
+from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,7 @@ LAMB = OptimizerKind(
     remarks=_REMARKS,
     make=_lamb,
     temporaries=1,
+    at_once=lambda replicas: FP32_WIDTH,  # the library keeps the direction of every weight until it has all norms
     values=2.0,
     reads=BETAS,
     decoupled=True,
