@@ -15,7 +15,7 @@ from runner.plan.memory.zero import flattened_bytes, sharing_of, weight_widths
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
-from runner.plan.time.tensor import with_exchanges
+from runner.plan.time.tensor import link_of_parts, with_exchanges
 from runner.plan.values import Link
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
@@ -114,7 +114,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     prediction, link = prediction_of(config, schedule), _link(config, machine)
     return Draft(
         config=config,
-        profile=with_exchanges(profile, degrees.tensor, link),
+        profile=with_exchanges(profile, degrees.tensor, link_of_parts(config, link)),
         schedule=schedule,
         layout=layout,
         link=link,

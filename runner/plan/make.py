@@ -336,7 +336,7 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
-        *part_notes(draft.profile, draft.layout.tensor),
+        *part_notes(draft.profile, draft.layout.tensor, draft.config.hardware),
         *kept,
         *_host_notes(draft, stages.figures, time),
         *_swap_notes(draft, stages, time),

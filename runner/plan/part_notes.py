@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.config.schema import HardwareConfig
 from runner.profile import ModelProfile
 
 __all__ = ["draw_problem", "part_notes"]
@@ -11,12 +12,13 @@ __all__ = ["draw_problem", "part_notes"]
 _MOST_NAMED = 3
 
 
-def part_notes(profile: ModelProfile, ranks: int) -> Iterator[str]:
+def part_notes(profile: ModelProfile, ranks: int, hardware: HardwareConfig) -> Iterator[str]:
     """Yield notes about what is divided, what stays whole, and what ranks draw by themselves.
 
     Args:
         profile: a rank's profile.
         ranks: the number of ranks that divide each layer.
+        hardware: the machines of the ranks.
     """
     if ranks == 1:
         return
@@ -27,6 +29,12 @@ def part_notes(profile: ModelProfile, ranks: int) -> Iterator[str]:
         more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         told += f": {'; '.join(named[:_MOST_NAMED])}{more}"
     yield told
+    per_node = hardware.devices_per_node
+    if per_node is not None and per_node % ranks:
+        yield (
+            f"{ranks} ranks that divide layers are not all on a node of {per_node}, and exchange over the network; a "
+            f"number that divides {per_node} keeps them together"
+        )
     why = draw_problem(profile)
     if why is not None:
         yield f"{why}: losses are those of one process in distribution, not in numbers"

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from runner.config.schema import RunConfig
 from runner.plan.values import Link
 from runner.profile import Exchange, LayerProfile, ModelProfile
 
-__all__ = ["exchanged_bytes", "exchange_seconds", "with_exchanges"]
+__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "with_exchanges"]
+
+
+def link_of_parts(config: RunConfig, link: Link) -> Link:
+    """The link between two ranks that divide layers: ``link`` within a node, else their share of the network.
+
+    Ranks that divide layers are neighbours. They are all on one node if the number of its devices is a multiple of
+    theirs.
+    """
+    per_node, network = config.hardware.devices_per_node, config.hardware.network_bytes_per_second
+    ranks = config.parallelism.tensor
+    if per_node is None or network is None or not per_node % ranks:
+        return link
+    share = network / per_node
+    return replace(link, bytes_per_second=min(share, link.bytes_per_second or share))
 
 
 def with_exchanges(profile: ModelProfile, ranks: int, link: Link) -> ModelProfile:

@@ -1,0 +1,31 @@
+"""What ranks that divide layers send each other passes the link of their node, or the network beyond a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.config.compose.resolve import resolve
+from runner.plan.time.tensor import exchange_seconds, link_of_parts
+from runner.plan.values import Link
+from runner.profile import Exchange
+
+NODE = ("hardware.devices_per_node=8", "hardware.network_bytes_per_second=80e9")
+
+
+@pytest.mark.parametrize(("parts", "speed"), [(2, 100e9), (8, 100e9), (3, 10e9), (16, 10e9)])
+def test_a_group_beyond_a_node_has_a_share_of_the_network(parts: int, speed: float) -> None:
+    config = resolve(["model=gpt", f"parallelism.tensor={parts}", *NODE])
+    assert link_of_parts(config, Link(1e-5, 100e9)) == Link(1e-5, speed)
+
+
+def test_without_a_node_there_is_one_link() -> None:
+    assert link_of_parts(resolve(["model=gpt", "parallelism.tensor=3"]), Link(1e-5, 100e9)) == Link(1e-5, 100e9)
+
+
+def test_exchanges_take_the_messages_of_a_ring() -> None:
+    """Four ranks: a sum is 6 messages of a quarter, a gathering 3; each waits a millisecond and sends 1000 bytes/s."""
+    link = Link(1e-3, 1000.0)
+    assert exchange_seconds([Exchange("all_reduce", 400)], 4, link) == pytest.approx(6 * (1e-3 + 0.1))
+    assert exchange_seconds([Exchange("all_gather", 400, 2)], 4, link) == pytest.approx(2 * 3 * (1e-3 + 0.1))
+    assert Exchange("all_reduce", 400).sent_bytes(4) == 600
+    assert Exchange("reduce_scatter", 400, 3).sent_bytes(4) == 900
