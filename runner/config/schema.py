@@ -142,9 +142,7 @@ class ParallelismConfig:
     # also: dp_replicate_size, dp_shard_size
     tensor: int = 1  # number of parts of every layer
     # also: tensor_parallel_degree, tensor_model_parallel_size, tensor_parallel_size, tp_size, autotp_size
-    sharding: dict[str, str] | None = (
-        None  # pattern of module names -> how such a module is divided among `tensor` ranks
-    )
+    sharding: dict[str, str] | None = None  # pattern of module names: how such modules are divided
     # also: tp_plan, tensor_plan
     goes_with: dict[str, str] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch._guards import detect_fake_mode
@@ -27,14 +27,15 @@ from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.seeds import seeded_with
-from runner.model.sharded.plan import Division, division_of
-from runner.model.sharded.traced import divided_layers, divided_programs
 from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, cuts_before, good_cuts
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
+
+if TYPE_CHECKING:
+    from runner.model.sharded.plan import Division
 
 __all__ = [
     "LoadedModel",
@@ -99,7 +100,7 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, sha
         made = make_model(config.model, initialise=not (pretrained and config.model.pretrained_strict))
         weights = PretrainedWeights(config.model, made) if pretrained else None
         made = with_tensor_trains(made, config.embedding)
-        division = division_of(config, made, shard)
+        division = _division_of(config, made, shard)
         loaded = _load(adapted(made, config.adapter), config, cut=cut, division=division)
     layers = with_tensor_trains_later(loaded.layers, config.embedding, config.seed)
     layers = frozen(adapted_layers(layers, config.adapter, config.seed), config.trainer.freeze)
@@ -111,6 +112,14 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, sha
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]
     return replace(loaded, layers=layers, approximation=approximation, made=made, division=division)
+
+
+def _division_of(config: RunConfig, made: Any, shard: int | None) -> Division | None:
+    if shard is None or config.parallelism.tensor == 1:
+        return None
+    from runner.model.sharded.plan import division_of  # with operators that most runs do without
+
+    return division_of(config, made, shard)
 
 
 def approximation_of(config: RunConfig) -> Approximation | None:
@@ -185,6 +194,8 @@ def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) 
     searched = division is not None and not division.divides  # its operators tell what can be divided
     whole = sources[0].given if sources[0].spread else None
     if searched and whole is None and division is not None:
+        from runner.model.sharded.traced import divided_layers
+
         inputs = _traced_inputs([source.given for source in sources], config)
         sources = divided_layers(sources, inputs, config.model.target, division)
     if cut and (config.parallelism.pipeline > 1 or (searched and whole is not None)):
@@ -214,6 +225,8 @@ def trace_layers(model: nn.Module, config: RunConfig, division: Division | None 
     inputs = _traced_inputs([model], config)
     programs = trace(model, inputs, config.model.target)
     if division is not None:
+        from runner.model.sharded.traced import divided_programs
+
         programs = divided_programs(model, programs, division)
     return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
 

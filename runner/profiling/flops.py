@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from runner.model.sharded.group import draws_apart
-from runner.model.sharded.operators import exchange_kind
+from runner.model.sharded.group import draws_apart, exchange_kind
 from runner.model.traced.cuts import draws_with
 from runner.profile import Exchange
 

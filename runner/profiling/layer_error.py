@@ -13,7 +13,6 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import CannotPassError, shapes
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
-from runner.model.sharded.wrap import ShardedModule
 from runner.model.targets import in_short
 
 __all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
@@ -25,7 +24,7 @@ class LayerError(Exception):
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
         self.index = index
         self.layer = what
-        self.is_divided = module is not None and any(isinstance(each, ShardedModule) for each in module.modules())
+        self.is_divided = module is not None and any(hasattr(each, "shard_group") for each in module.modules())
         self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
         if isinstance(cause, CannotPassError):
             self.rule = f"{what} must return what can pass to the next layer"

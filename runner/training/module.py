@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -15,13 +15,15 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import LayerSource, StageModule, build_stage
-from runner.model.sharded.plan import Division
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.plan.averaging import averaging_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.validation import LOSS, ValidationSums, note_means
+
+if TYPE_CHECKING:
+    from runner.model.sharded.plan import Division
 
 __all__ = ["LayersModule", "requested_optimizer"]
 

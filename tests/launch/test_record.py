@@ -42,7 +42,7 @@ CONTRACT = {
     "mfu": None,
     "bytes_moved": {
         *("activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"),
-        *("host_activations", "host_weights", "host_weight_gradients"),
+        *("tensor", "host_activations", "host_weights", "host_weight_gradients"),
     },
     "peak_memory_bytes": {"predicted", "measured", "kind"},
     "artifacts": None,

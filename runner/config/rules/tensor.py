@@ -109,7 +109,7 @@ _NO_PARTS: Table[RunConfig] = Table(
         Row(
             "parallelism.sharding",
             lambda c: c.parallelism.sharding is not None,
-            "must be null with parallelism.tensor=1",
+            "belongs to parallelism.tensor=2 and more",
             "It says how modules are divided among ranks",
             fix="parallelism.tensor=2",
             when=lambda c: is_given(c, "parallelism.sharding"),

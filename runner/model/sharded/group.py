@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import weakref
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Exchange", "ShardGroup", "draws_apart", "group_of"]
+__all__ = ["Exchange", "ShardGroup", "draws_apart", "exchange_kind", "group_of"]
 
+OPERATORS = "runner_shards"
+"""The namespace of the operators of :mod:`runner.model.sharded.operators`."""
+
+_EXCHANGES = ("all_reduce", "all_reduce_max", "all_gather", "reduce_scatter")
 _ODD = 0x9E3779B97F4A7C15  # 2 to the 64th over the golden ratio: seeds of neighbours have little in common
 _numbers = count()
 _groups: weakref.WeakValueDictionary[str, ShardGroup] = weakref.WeakValueDictionary()
@@ -140,6 +144,14 @@ class ShardGroup:
         if self._random is not None:
             (_, device, state), self._random = self._random, None
             _set_random_state(device, state)
+
+
+def exchange_kind(operator: Any) -> str | None:
+    """What ranks exchange in an operator, as a dispatch mode is given it; None if it is none of these."""
+    if getattr(operator, "namespace", "") != OPERATORS:
+        return None
+    name = str(operator.overloadpacket.__name__)
+    return name if name in _EXCHANGES else None
 
 
 def draws_apart() -> bool:

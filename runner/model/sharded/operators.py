@@ -20,7 +20,6 @@ __all__ = [
     "enter",
     "enter_alone",
     "gather",
-    "exchange_kind",
     "gather_parts",
     "largest",
     "leave",
@@ -188,16 +187,3 @@ def attention_apart(group: str, *args: Any, **kwargs: Any) -> Tensor:
 def largest(value: Tensor, group: str) -> Tensor:
     """The largest of all ranks' elements; it has no gradient."""
     return _all_reduce_max(value.detach(), group)  # type: ignore[no-any-return]
-
-
-_EXCHANGES = {
-    torch.ops.runner_shards.all_reduce.default: "all_reduce",
-    torch.ops.runner_shards.all_reduce_max.default: "all_reduce_max",
-    torch.ops.runner_shards.all_gather.default: "all_gather",
-    torch.ops.runner_shards.reduce_scatter.default: "reduce_scatter",
-}
-
-
-def exchange_kind(operator: Any) -> str | None:
-    """What ranks exchange in an operator, as a dispatch mode is given it; None if it is none of these."""
-    return _EXCHANGES.get(operator)
