@@ -17,8 +17,6 @@ from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
 from runner.optim.catalogue.registry import OPTIMIZERS
 
-_NOT_YET = "not available in this version"
-
 
 @functools.cache
 def _composed(*choices: str) -> RunConfig:

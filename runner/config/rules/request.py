@@ -42,7 +42,6 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
 }
 _OF_USERS = ("optimizer", "compression", SECTION)  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
-_NOT_YET = "not available in this version"
 
 
 def _limit_bytes(config: RunConfig) -> float:
