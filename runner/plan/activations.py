@@ -139,7 +139,12 @@ def _chooses_moves(config: RunConfig) -> bool:
 
 
 def _may_run_graphs(config: RunConfig) -> bool:
-    """Whether graph programs can be run: as the rules say of the policies that offer nothing else."""
+    """Whether graph programs can be run: as the rules say of the policies that offer nothing else.
+
+    Ranks that divide layers must run them again together, and a program that decides in the run may differ on each.
+    """
+    if config.parallelism.tensor > 1:
+        return False
     return not config.compile and config.offload.activations == "none" and config.offload.weights == "none"
 
 

@@ -304,6 +304,8 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         profiler = _fill_profiler(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
         profile = _with_parts(profile, model, config)
+        if model.division is not None and model.division.divides:
+            raise_problems(part_problems(config, model, inputs))
     raise_problems(_without_effect(config, model.approximation))
     return replace(profile, sizes_vary=True)
 

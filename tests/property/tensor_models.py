@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -112,3 +113,21 @@ def overflowing(output: Tensor, target: Tensor) -> Tensor:
     """The loss, whose gradient is infinite at the last token's logits, which the last rank has, in the second step."""
     second = target[0].equal(data()[8][1])
     return loss(_Overflow.apply(output) if second else output, target)  # type: ignore[no-untyped-call]
+
+
+class _Drifting(nn.LayerNorm):
+    """A norm whose bias moves by itself on the second rank."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        made = super().forward(input)
+        if self.training and os.environ.get("RANK") == "1":
+            with torch.no_grad():
+                self.bias.data = self.bias.data + 1e-3
+        return made
+
+
+def drifting() -> nn.Sequential:
+    model = build(layers=1)
+    block: Any = model.block0
+    block.norm = _Drifting(WIDTH)
+    return model

@@ -14,7 +14,7 @@ from torch import Tensor
 from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
-from runner.errors import RequestError
+from runner.errors import RequestError, RunFailedError
 
 STEPS = 3
 HEAD_NORMS = {"*.head_norm": "partial"}
@@ -275,3 +275,9 @@ def test_a_part_that_is_not_finite_skips_the_step_on_all_ranks(tmp_path: Path) -
     )  # fmt: skip
     assert made.record.extras["skipped_steps"] == [2]
     assert all(bool(torch.isfinite(value).all()) for value in weights_of(tmp_path).values())
+
+
+def test_a_whole_weight_that_differs_between_parts_ends_the_run(tmp_path: Path) -> None:
+    """The norms of one part drift: the losses alone would not tell it."""
+    with pytest.raises(RunFailedError, match="the copies of block0.norm.bias on ranks 0 and 1 differ"):
+        divided(tmp_path, "parallelism.tensor=2", "model.target=tensor_models:drifting", "schedule.twin_check_every=1")

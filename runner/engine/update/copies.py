@@ -66,6 +66,8 @@ def _tensors_by_holders(
     found: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
     for name, parameter in named_parameters(stages).items():
         found[tags[name].holders][name] = parameter
+        if tags[name].shard is None:  # each of the ranks that divide the layers has the whole of it
+            found[view.shards][name] = parameter
     for stage, module in stages.items() if with_buffers else ():
         for name, buffer in module.named_buffers():
             found[tuple(view.holders[stage])][module.global_name(name)] = buffer
