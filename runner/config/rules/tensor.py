@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table
 from runner.config.rules.values import is_given
@@ -20,85 +22,89 @@ def _cuts_anywhere(config: RunConfig) -> bool:
     return kind is not None and kind.name in _BY_ELEMENT
 
 
+def _row(path: str, breaks: Callable[[RunConfig], bool], rule: str, why: str, fix: str) -> Row[RunConfig]:
+    return Row(path, breaks, f"{rule} with parallelism.tensor={{parallelism.tensor}}", why, fix=fix)
+
+
 _PARTS: Table[RunConfig] = Table(
     "Tensor parallelism",
     (
-        Row(
+        _row(
             "optimizer.name",
             lambda c: not _cuts_anywhere(c),
-            f"must be one of {', '.join(_BY_ELEMENT)} with parallelism.tensor={{parallelism.tensor}}",
+            f"must be one of {', '.join(_BY_ELEMENT)}",
             "The others look at whole weights, or at blocks of them, of which a rank has only a part",
-            fix="optimizer=adamw",
+            "optimizer=adamw",
         ),
-        Row(
+        _row(
             "zero.stage",
             lambda c: c.zero.stage == 0,
-            "must be null or 1 with parallelism.tensor={parallelism.tensor}",
+            "must be null or 1",
             "Stage 0 is DeepSpeed's own sum, which is not told of parts of weights",
-            fix="zero=none",
+            "zero=none",
         ),
-        Row(
+        _row(
             "compression.name",
             lambda c: c.compression.name != "none",
-            "must be none with parallelism.tensor={parallelism.tensor}",
+            "must be none",
             "The approximation of a part is another one than a part of the approximation",
-            fix="compression=none",
+            "compression=none",
         ),
-        Row(
+        _row(
             "adapter.name",
             lambda c: c.adapter.name != "none",
-            "must be none with parallelism.tensor={parallelism.tensor}",
+            "must be none",
             "The matrices of an adapter are not divided yet with the weight that they belong to",
-            fix=_WHOLE,
+            _WHOLE,
         ),
-        Row(
+        _row(
             "embedding.name",
             lambda c: c.embedding.name != "dense",
-            "must be dense with parallelism.tensor={parallelism.tensor}",
+            "must be dense",
             "The cores of a tensor train are no rows that could be divided",
-            fix="embedding=dense",
+            "embedding=dense",
         ),
-        Row(
+        _row(
             "approximate_backward.name",
             lambda c: c.approximate_backward.name != "none",
-            "must be none with parallelism.tensor={parallelism.tensor}",
+            "must be none",
             "Each rank would draw its own approximation of one product",
-            fix="approximate_backward=none",
+            "approximate_backward=none",
         ),
-        Row(
+        _row(
             "precision.name",
             lambda c: PRECISIONS[c.precision.name].four_bits,
-            "must be another with parallelism.tensor={parallelism.tensor}",
+            "must be another",
             "The scale of four bits is that of a whole tensor",
-            fix="precision=bf16_mixed",
+            "precision=bf16_mixed",
         ),
-        Row(
+        _row(
             "activation_checkpoint.name",
             lambda c: c.activation_checkpoint.name in _DECIDING,
-            "must decide before the run with parallelism.tensor={parallelism.tensor}",
+            "must decide before the run",
             "Ranks that divide a layer must run it again together, and each decides by what it measures",
-            fix="activation_checkpoint=full",
+            "activation_checkpoint=full",
         ),
-        Row(
+        _row(
             "schedule.opportunistic",
             lambda c: bool(c.schedule.opportunistic),
-            "must be false with parallelism.tensor={parallelism.tensor}",
+            "must be false",
             "Ranks that divide a layer could leave their order differently, and would wait for each other for ever",
-            fix="schedule.opportunistic=false",
+            "schedule.opportunistic=false",
         ),
-        Row(
+        _row(
             "checkpoint.asynchronous",
             lambda c: c.checkpoint.asynchronous,
-            "must be false with parallelism.tensor={parallelism.tensor}",
+            "must be false",
             "The first rank of those that divide a layer would copy their whole weights, which no plan counts",
-            fix="checkpoint=every",
+            "checkpoint=every",
         ),
-        Row(
+        _row(
             "compile",
             lambda c: c.compile,
-            "must be false with parallelism.tensor={parallelism.tensor}",
+            "must be false",
             "A compiled layer is not shown to exchange what the layer itself does",
-            fix="compile=false",
+            "compile=false",
         ),
     ),
     applies=lambda c: c.parallelism.tensor > 1,
