@@ -27,6 +27,7 @@ from runner.files import write_atomically
 
 __all__ = [
     "RECORD_FILE",
+    "RUN_SECONDS",
     "STEPS_FILE",
     "RunRecord",
     "Status",
@@ -42,6 +43,8 @@ __all__ = [
 
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
+RUN_SECONDS = "run_seconds"
+"""Key in the extras: what the time of the last process of a run went to, each second once."""
 
 _OF_VALIDATION = "val_"  # prefix of the figures of validations
 

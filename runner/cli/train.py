@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import replace
 
 from runner.cli import screen
@@ -22,6 +23,7 @@ def run(arguments: Arguments) -> int:
     Raises:
         RequestError, DoesNotFitError: before anything is written or started.
     """
+    begun = time.perf_counter()
     command = shlex.join(["runner", "train", *arguments.words, *(["-m"] if arguments.switch("multirun") else [])])
     if arguments.switch("multirun"):
         from runner.launch.hydra.settings import SWEEPER, chooses, split_words
@@ -43,7 +45,7 @@ def run(arguments: Arguments) -> int:
     screen.begins(screen.PLANNING)
     from runner.launch.run.start import train
 
-    return train(config, command=command)
+    return train(config, command=command, begun=begun)
 
 
 def _of_sweeps(config: RunConfig) -> list[Problem]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from runner.config.schema import RunConfig
-from runner.config.units import format_bytes, format_seconds
+from runner.config.units import format_bytes
 from runner.errors import raise_problems
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.values import StageProgram
@@ -16,6 +16,7 @@ from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
+from runner.plan.host_notes import host_notes
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.short_samples import short_sample_notes
 from runner.plan.layout.topology import Topology
@@ -52,7 +53,6 @@ Rehearse = Callable[[RunConfig, Sequence[StageProgram], int], Sequence[Rehearsal
 """Rehearses programs of stages; see :func:`runner.memory.apply.rehearse.rehearse`."""
 
 _REHEARSALS = 40  # plans with one more rehearsal of each stage; a policy has fewer programs
-_SHORTEST_WAIT = 1e-9  # seconds; less is the rounding of sums
 
 
 def make_plan(
@@ -338,8 +338,7 @@ def _notes(
         *varying_size_notes(draft.profile),
         *part_notes(draft.profile, draft.layout.tensor, draft.config.hardware),
         *kept,
-        *_host_notes(draft, stages.figures, time),
-        *_swap_notes(draft, stages, time),
+        *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),
         *_link_notes(draft, measured=measured),
@@ -351,54 +350,6 @@ def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
     if draft.link.bytes_per_second is not None or measured or draft.layout.world_size == 1:
         return ()
     return ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
-
-
-def _host_notes(draft: Draft, figures: Sequence[StageFigures], time: TimePrediction) -> tuple[str, ...]:
-    """A note about the activations that are in the host's memory for a time."""
-    moved, name = host_activation_bytes(draft, figures), draft.config.offload.activations
-    if not moved:
-        return ()
-    waits = _host_waits(draft, time)
-    lines = [
-        f"offload.activations={name}: {format_bytes(round(moved))} of activations a step go to the host's memory and "
-        f"as many come back; {waits}"
-    ]
-    if not draft.needs.accelerated:
-        lines.append(
-            f"offload.activations={name}: on the CPU they stay in this machine's memory, which no limit counts"
-        )
-    return tuple(lines)
-
-
-def _swap_notes(draft: Draft, stages: Stages, time: TimePrediction) -> tuple[str, ...]:
-    """Notes about the weights that are at home in the host's memory."""
-    name = draft.config.offload.weights
-    if not stages.turns:
-        return () if name == "none" else (f"offload.weights={name}: everything fits, and no weights move",)
-    layers = [sum(unit.last - unit.first + 1 for unit in units) for units in stages.weights.stages]
-    home = format_bytes(sum(figures.home_bytes for figures in stages.figures))
-    fetched = format_bytes(sum(rank.traffic.weights for rank in stages.turns))
-    sent = format_bytes(sum(rank.traffic.gradients for rank in stages.turns))
-    waits = _host_waits(draft, time)
-    lines = [
-        f"offload.weights={name}: weights of {', '.join(map(str, layers))} layers of the stages, {home} with gradients "
-        f"and states, are at home in the host's memory; {fetched} of weights come a step, and {sent} of gradients go; "
-        f"{waits}"
-    ]
-    if not draft.needs.accelerated:
-        lines.append(f"offload.weights={name}: on the CPU they stay in this machine's memory, which no limit counts")
-    return tuple(lines)
-
-
-def _host_waits(draft: Draft, time: TimePrediction) -> str:
-    if not time.host_seconds:
-        return "the measured seconds contain what waits for them"
-    if draft.host_link.bytes_per_second is None:
-        return "the host link's speed is not known, they count as free: set hardware.host_link_bytes_per_second"
-    waits = max(time.host_seconds)
-    if waits < _SHORTEST_WAIT:
-        return "no compute waits for them"
-    return f"a rank's computes wait up to {format_seconds(waits)} for them"
 
 
 def _tensor_bytes(draft: Draft, stages: Stages) -> float | None:

@@ -7,27 +7,57 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.config.units import format_seconds
-from runner.record import RunRecord
+from runner.config.units import format_bytes, format_seconds
+from runner.record import RUN_SECONDS, RunRecord
 
-__all__ = ["ending"]
+__all__ = ["files", "results"]
 
 _NOT_TOLD = ("steps", "trace")  # files for programs; they lie beside the others
+_PARTS = ("planning", "start", "rehearsal", "counted_steps", "steps", "validation", "saving", "report")
 
 
-def ending(record: RunRecord, run_dir: Path, seconds: float) -> list[str]:
-    """The lines that a complete run prints.
+def results(record: RunRecord) -> list[str]:
+    """The lines that say how a complete run ended, what its time went to, and what memory its processes had."""
+    return [", ".join([_steps(record.steps), *_losses(record)]), *_times(record), *_processes(record)]
+
+
+def _times(record: RunRecord) -> Iterator[str]:
+    """Yield the time of the whole command by its parts, each second once."""
+    seconds = record.extras.get(RUN_SECONDS, {})
+    spent = {part: seconds[part] for part in _PARTS if seconds.get(part)}
+    if "start" not in spent:
+        return
+    counted, taken = seconds["num_counted"], seconds["num_steps"]
+    names = {"start": "start and end", "counted_steps": f"{_steps(counted)} that count memory"}
+    names |= {"steps": _steps(taken - counted)}
+    told = ", ".join(f"{names.get(part, part)} {format_seconds(value)}" for part, value in spent.items())
+    yield f"{format_seconds(sum(spent.values()))} in all: {told}"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' if count != 1 else ''}"
+
+
+def _processes(record: RunRecord) -> Iterator[str]:
+    """Yield what a process has beside its tensors, which alone are predicted where there is no device."""
+    memory = record.peak_memory_bytes
+    processes = memory.get("process") or []
+    if memory.get("kind") == "tensor_bytes" and processes:
+        largest = format_bytes(max(processes))
+        yield f"peak memory is that of tensors; the largest process had {largest}, with Python and its packages"
+
+
+def files(record: RunRecord, run_dir: Path) -> list[str]:
+    """The lines that say where the files of a complete run are.
 
     Args:
         run_dir: the run's directory as it is shown.
-        seconds: how long the run took in all, with its preparation.
     """
-    results = [f"{record.steps} steps in {format_seconds(seconds)}", *_losses(record)]
-    files = {name: str(run_dir / path) for name, path in record.artifacts.items() if name not in _NOT_TOLD}
-    rows = {name.replace("_", " "): path for name, path in files.items()}
+    paths = {name: str(run_dir / path) for name, path in record.artifacts.items() if name not in _NOT_TOLD}
+    rows = {name.replace("_", " "): path for name, path in paths.items()}
     rows["report"] = shlex.join(["runner", "report", str(run_dir)])
     width = max(map(len, rows))
-    return [", ".join(results), *(f"{name:{width}}  {path}" for name, path in rows.items())]
+    return [f"{name:{width}}  {path}" for name, path in rows.items()]
 
 
 def _losses(record: RunRecord) -> Iterator[str]:

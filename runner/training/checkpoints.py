@@ -30,6 +30,7 @@ from runner.optim.states.settings import settings_of
 from runner.strategy.checkpoints_by_name import num_bytes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.background import Background
+from runner.training.measure.spent import SAVING, Spent
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
 from runner.training.saved_state import check_states, guarded_hooks, try_save
@@ -56,6 +57,7 @@ class Checkpoints(Callback):
         resumed: the progress from which the run continues.
         follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
         saved: called after each save.
+        spent: counts the seconds of saves.
         val_losses: ``[step, value]`` pairs of the run so far.
         target: the function that makes the model.
 
@@ -75,6 +77,7 @@ class Checkpoints(Callback):
         resumed: Progress | None,
         follows_config: bool,
         saved: Callable[[], None],
+        spent: Spent,
         val_losses: Callable[[], Iterable[Sequence[float]]],
         target: str | None,
     ) -> None:
@@ -88,6 +91,7 @@ class Checkpoints(Callback):
         self._resumed = resumed
         self._follows_config = follows_config
         self._saved = saved
+        self._spent = spent
         self._val_losses = val_losses
         self._target = target
         self._has_tried = not config.try_first
@@ -142,7 +146,7 @@ class Checkpoints(Callback):
         if not self._has_tried:
             self._has_tried = True
             path = self._directory / checkpoint_name(trainer.global_step)
-            with _strategy(trainer).patient(self._config.timeout_seconds):
+            with self._spent.within(SAVING), _strategy(trainer).patient(self._config.timeout_seconds):
                 try_save(trainer, self._config, self._target, path)
             self._saved()
 
@@ -232,7 +236,7 @@ class Checkpoints(Callback):
         if step in self._files:
             return
         path = self._directory / checkpoint_name(step)
-        with _strategy(trainer).patient(self._config.timeout_seconds):
+        with self._spent.within(SAVING), _strategy(trainer).patient(self._config.timeout_seconds):
             self._save_as(trainer, path, step)
         self._saved_at, self._is_asked = time.monotonic(), False
         self._saved()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from runner.config.units import format_seconds
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.pulse import Phase, Pulse
-from runner.record import RunRecord, metric_extras, read_steps, step_seconds
+from runner.record import RUN_SECONDS, RunRecord, metric_extras, read_steps, step_seconds
 from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
 from runner.training.averaging import WeightAveraging
@@ -32,14 +35,24 @@ from runner.training.measure.measures import (
     measured_bubble_ratio,
     seconds_of_median_step,
 )
+from runner.training.measure.spent import REPORT, SAVING, STEPS, Spent
 from runner.training.measure.timelines import draw_timelines
 
-__all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
+__all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "Times", "finish"]
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.safetensors"
 AVERAGE_FILE = "averaged_weights.safetensors"
+_PEAKS = {"measured": "peak_memory_bytes", "process": "process_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What has measured a run's time on this rank: each step, and what the run as a whole goes to."""
+
+    clock: StepClock
+    spent: Spent
 
 
 def finish(
@@ -48,7 +61,7 @@ def finish(
     config: RunConfig,
     run_dir: Path,
     plan: RunPlan,
-    clock: StepClock,
+    times: Times,
     checkpoints: Checkpoints,
     average: WeightAveraging | None = None,
     *,
@@ -65,7 +78,8 @@ def finish(
         RunFailedError: weights or the last checkpoint could not be written.
         Exception: ``failed``.
     """
-    failed = failed or checkpoints.failed
+    failed, clock = failed or checkpoints.failed, times.clock
+    times.spent.enter(SAVING)
     strategy = trainer.strategy
     assert isinstance(strategy, EngineStrategy)
     with strategy.patient(config.checkpoint.timeout_seconds):
@@ -94,7 +108,8 @@ def finish(
     walls = {index: clock.walls[index] for index in timed}
     artifacts |= _drawn(run_dir, plan, measures, walls)
     record = _measured(run_dir, strategy, module, config, plan, measures, walls)
-    record = record.replace(artifacts=record.artifacts | artifacts)
+    spent = _run_seconds(times, strategy.meter.untimed_steps)
+    record = record.replace(artifacts=record.artifacts | artifacts, extras=record.extras | {RUN_SECONDS: spent})
     if checkpoints.missing:
         record = record.replace(extras=record.extras | {"not_saved": checkpoints.missing})
         logger.warning("the checkpoints are without %s", ", ".join(checkpoints.missing))
@@ -107,7 +122,21 @@ def finish(
     record = record.replace(status="ok")
     record.save(run_dir)
     Pulse.current().enter(Phase.DONE)
-    _call_report(config, run_dir, weights, record)
+    _call_report(config, run_dir, weights, record, times.spent)
+
+
+def _run_seconds(times: Times, counted: int) -> dict[str, float]:
+    """What the run's time has gone to so far, the first steps, which count tensors and so are slower, apart."""
+    walls = times.clock.walls
+    found = {"num_steps": len(walls), "num_counted": min(counted, len(walls)), **times.spent.seconds()}
+    found["counted_steps"] = sum(walls[:counted])
+    return found | {STEPS: max(0.0, found.get(STEPS, 0.0) - found["counted_steps"])}
+
+
+def _process_bytes() -> int:
+    """The most memory that this process has had, with Python, its packages and what an allocator keeps."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _drawn(
@@ -156,6 +185,7 @@ def _own_measures(strategy: EngineStrategy, clock: StepClock) -> RankMeasures:
         | strategy.bytes_to_replicas(steps),
         state_bytes=strategy.held_bytes(),
         reserved_bytes=meter.reserved_bytes,
+        process_bytes=_process_bytes(),
         walls=tuple(clock.walls),
         loads=tuple(clock.loads),
         calls=tuple(clock.calls),
@@ -208,7 +238,9 @@ def _took_steps(measures: Sequence[RankMeasures]) -> bool:
 
 
 def _peaks(measures: Sequence[RankMeasures]) -> dict[str, list[int]]:
-    return {"measured": [rank.peak_memory_bytes for rank in measures]} if _took_steps(measures) else {}
+    if not _took_steps(measures):
+        return {}
+    return {name: [getattr(rank, field) for rank in measures] for name, field in _PEAKS.items()}
 
 
 def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str, Any]:
@@ -270,12 +302,14 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
     }
 
 
-def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], record: RunRecord) -> None:
+def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], record: RunRecord, spent: Spent) -> None:
     """Call the recipe's own report function; the status of the run does not change if it fails."""
     if config.report is None:
         return
+    spent.enter(REPORT)
     try:
         made: dict[str, Any] = import_target("report", config.report)(run_dir, weights, to_container(config))
-        record.replace(artifacts=record.artifacts | made).save(run_dir)
+        seconds = record.extras[RUN_SECONDS] | {REPORT: spent.seconds()[REPORT]}
+        record.replace(artifacts=record.artifacts | made, extras=record.extras | {RUN_SECONDS: seconds}).save(run_dir)
     except Exception:
         logger.exception("the run is complete, but report = %s failed", config.report)

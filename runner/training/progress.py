@@ -41,6 +41,7 @@ class Progress:
         mfu: model FLOPs utilization of the latest steps, from 0 to 1.
         bubble: the bubble of all ranks in the latest steps.
         peak_bytes: peak memory of the fullest rank.
+        of_peak: what that counts: on a CPU the tensors alone, without the rest of the process.
         validating: the batch of a validation that is under way.
     """
 
@@ -53,6 +54,7 @@ class Progress:
     mfu: float | None = None
     bubble: float | None = None
     peak_bytes: int = 0
+    of_peak: str = "peak"
     validating: int | None = None
 
 
@@ -81,7 +83,12 @@ def _parts(progress: Progress) -> Iterator[str]:
     if progress.bubble is not None:
         yield f"bubble {progress.bubble:.0%}"
     if progress.peak_bytes:
-        yield f"peak {format_bytes(progress.peak_bytes)}"
+        yield f"{progress.of_peak} {format_bytes(progress.peak_bytes)}"
+
+
+def _of_peak(trainer: pl.Trainer) -> str:
+    meter = getattr(trainer.strategy, "meter", None)
+    return "tensors" if meter is not None and meter.kind == "tensor_bytes" else "peak"
 
 
 def _clock_time(seconds: float) -> str:
@@ -129,6 +136,7 @@ class _Shown(Callback):
             mfu=self._plan.work.mfu(whole_step),
             bubble=self._clock.figures.bubble,
             peak_bytes=self._clock.figures.peak_bytes,
+            of_peak=_of_peak(trainer),
         )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -46,11 +46,12 @@ from runner.training.data.loading import (
     steps_per_epoch,
 )
 from runner.training.data.timed import TimedLoader
-from runner.training.finish import finish
+from runner.training.finish import Times, finish
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.measure.prediction import measured_plan
 from runner.training.measure.shared import SharedFigures, store_of_ranks
+from runner.training.measure.spent import REHEARSAL, STEPS, Spent
 from runner.training.module import LayersModule
 from runner.training.progress import progress
 from runner.training.random_state import random_state
@@ -91,7 +92,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
 
 
 def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, validate: bool) -> bool:
-    rank = int(os.environ.get("RANK", "0"))
+    rank, spent = int(os.environ.get("RANK", "0")), Spent()
     set_up_logging(rank)
     seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
@@ -105,11 +106,12 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     figures = SharedFigures(parts.plan, rank, store_of_ranks())
     samples_of = partial(samples_of_step, loaders[0], config.data.batch_size)
     clock = StepClock(log, samples_of, before, figures, _loading_of(loaders[0]))
-    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
+    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed, spent)
     plans = [parts.plan]
 
     def predict(trainer: pl.Trainer) -> None:
         assert strategy.engine is not None
+        spent.enter(REHEARSAL)
         first = first_batch(loaders[0])
         with strategy.engine.unchanged() as kept, kept.first_run():
             if config.metrics and loaders[1] is not None:
@@ -121,6 +123,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             heard.pass_on(strategy.engine.request_stop)
         if rank == 0:
             note_identity(trainer.logger, run_dir)
+        spent.enter(STEPS)
         clock.start()
 
     users, end = build_callbacks(config), EndTogether(clock.callbacks_ended)
@@ -132,6 +135,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     callbacks: list[Callback] = [
         *([average] if average is not None else []),
         BeforeFirstStep(predict),
+        spent,
         clock,
         Validations(are_due, missing_after),
         SaveFirst(checkpoints),
@@ -157,7 +161,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
     stopped = _was_stopped(trainer, strategy, end, config.trainer.max_steps)
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped, failed=failed)
+    times = Times(clock, spent)
+    finish(trainer, module, config, run_dir, plans[-1], times, checkpoints, average, stopped=stopped, failed=failed)
     return stopped
 
 
@@ -219,6 +224,7 @@ def _checkpoints(
     loaders: tuple[Any, Any | None],
     clock: StepClock,
     resumed: Progress | None,
+    spent: Spent,
 ) -> Checkpoints:
     def progress_of(trainer: pl.Trainer) -> Progress:
         clock.settle(strategy)
@@ -241,6 +247,7 @@ def _checkpoints(
         resumed=resumed,
         follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
+        spent=spent,
         val_losses=lambda: module.val_losses,
         target=config.model.target,
     )

@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
@@ -26,7 +26,7 @@ from runner.launch.run.restart import go_on
 from runner.launch.run.same_stages import with_stages_before
 from runner.launch.slurm.step import current_step
 from runner.printable import printable_line
-from runner.record import RunRecord, finish_failed
+from runner.record import RUN_SECONDS, RunRecord, finish_failed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,21 @@ __all__ = ["run_in", "train"]
 logger = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
+class _Begun(NamedTuple):
+    """When the command began, and when it began to start ranks; in seconds of ``time.perf_counter``."""
+
+    command: float
+    ranks: float
+
+
+def train(
+    config: RunConfig,
+    *,
+    command: str,
+    entry: str = TRAIN_ENTRY,
+    console: Console | None = None,
+    begun: float | None = None,
+) -> int:
     """Check, start, watch and record one run; return the command's exit status.
 
     Under torchrun, and as one of several tasks of srun or mpirun, this process is itself one of the ranks: it starts no
@@ -50,11 +64,13 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         command: what the user typed, for the record.
         entry: ``module:function`` that every rank calls with the configuration and the run's directory.
         console: where the table of predictions and measurements is shown; default standard output.
+        begun: when the command began, as ``time.perf_counter`` counts; default: now.
 
     Raises:
         RequestError, DoesNotFitError: before anything is written or started.
         KeyboardInterrupt: a signal came before the run had a directory.
     """
+    begun = time.perf_counter() if begun is None else begun
     if num_ranks() > 1:
         become_rank(os.environ)
     if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1:
@@ -74,7 +90,9 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         plan = with_stages_before(config, plan)
         tell_trained(plan)
         run_dir = Path(str(config.run_dir))
-        status = run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
+        status = run_in(
+            *(run_dir, config, plan), command=command, entry=entry, console=console, template=template, begun=begun
+        )
     if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         logger.error("to continue: %s", command_that_continues(command, run_dir))
     return status
@@ -97,13 +115,16 @@ def run_in(
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
     template: Template | None = None,
+    begun: float | None = None,
 ) -> int:
     """Run a checked request in a directory that exists; otherwise like :func:`train`.
 
     Args:
+        begun: when the command began, as ``time.perf_counter`` counts; default: now.
         template: see :func:`runner.launch.local.ranks.run_ranks`.
     """
-    begun = time.perf_counter()
+    now = time.perf_counter()
+    times = _Begun(begun if begun is not None else now, now)
     config = replace(config, run_dir=str(run_dir))
     try:
         outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
@@ -124,8 +145,22 @@ def run_in(
             logger.error("%s", line)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
-    _show(run_dir, time.perf_counter() - begun, console)
+    _show(_with_seconds(run_dir, times), short_path(run_dir), console)
     return EXIT_OK
+
+
+def _with_seconds(run_dir: Path, begun: _Begun) -> RunRecord:
+    """The record with what this process alone knows of the run's time: how long it planned, and took in all."""
+    record, now = RunRecord.load(run_dir), time.perf_counter()
+    found = record.extras.get(RUN_SECONDS)
+    if found is None:
+        return record
+    of_ranks = sum(value for part, value in found.items() if not part.startswith("num_"))
+    seconds = {"planning": begun.ranks - begun.command, "start": max(0.0, now - begun.ranks - of_ranks), **found}
+    record = record.replace(extras=record.extras | {RUN_SECONDS: seconds})
+    with contextlib.suppress(OSError):  # the run is complete, and the screen says the same
+        record.save(run_dir)
+    return record
 
 
 def _run_with_restarts(
@@ -158,15 +193,15 @@ def _without_space(run_dir: Path, error: OSError) -> int:
     return EXIT_FAILED
 
 
-def _show(run_dir: Path, seconds: float, console: Console | None) -> None:
+def _show(record: RunRecord, run_dir: Path, console: Console | None) -> None:
     from rich.console import Console
 
-    from runner.report.ending import ending
+    from runner.report.ending import files, results
     from runner.report.tables import predicted_measured_table
 
-    record, console = RunRecord.load(run_dir), console or Console()
+    console = console or Console()
     console.print(predicted_measured_table(record))
-    results, *files = (printable_line(line) for line in ending(record, short_path(run_dir), seconds))
-    console.print(results, markup=False, highlight=False)
-    for line in files:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a path is copied as a whole
+    for line in results(record):
+        console.print(printable_line(line), markup=False, highlight=False)
+    for line in files(record, run_dir):  # a path is copied as a whole
+        console.print(printable_line(line), markup=False, highlight=False, soft_wrap=True)

@@ -35,6 +35,7 @@ class RankMeasures:
         bytes_per_step: kind of message to the bytes that the rank sent in one step.
         state_bytes: weights, gradients and optimizer states between steps.
         reserved_bytes: the most memory that a device's allocator reserved; None on a CPU.
+        process_bytes: the most memory that its process had.
         walls, loads, calls: seconds of each step in all, waiting for batches, and in callbacks and loggers.
     """
 
@@ -45,6 +46,7 @@ class RankMeasures:
     bytes_per_step: Mapping[str, float]
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     reserved_bytes: int | None = None
+    process_bytes: int = 0
     walls: tuple[float, ...] = ()
     loads: tuple[float, ...] = ()
     calls: tuple[float, ...] = ()
@@ -55,7 +57,8 @@ class RankMeasures:
         events = {step: [tuple(event) for event in events] for step, events in self.events.items()}
         mappings = {"bytes_per_step": dict(self.bytes_per_step), "state_bytes": dict(self.state_bytes)}
         own: dict[str, Any] = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
-        own |= {"reserved_bytes": self.reserved_bytes, **{name: list(getattr(self, name)) for name in _OF_STEPS}}
+        own |= {"reserved_bytes": self.reserved_bytes, "process_bytes": self.process_bytes}
+        own |= {name: list(getattr(self, name)) for name in _OF_STEPS}
         return {"steps": steps, "events": events, **own, **mappings}
 
     @classmethod
