@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
+from runner.memory.solve.second_run import keeps_what_changes
 from runner.memory.solve.values import ActivationPlan, ChainProgram, GraphProgram, Program
 from runner.profile import LayerProfile, ModelProfile
 
@@ -23,6 +24,13 @@ def in_place_problems(config: RunConfig, profile: ModelProfile, plan: Activation
             fix = "operators that are not in place (inplace=False), or activation_checkpoint=none"
             yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
             return
+    changed = next((at for program in plan.stages for at in _keeping_what_changes(profile.layers, program)), None)
+    if changed is not None:
+        rule = "must not keep outputs of operators that are changed in place"
+        why = f"{_named(profile, changed)} has one that is, and its second run would be given what it became"
+        fix = "operators that are not in place (inplace=False), or activation_checkpoint=full"
+        yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
+        return
     again = next((at for program in plan.stages for at in _reruns(program) if not profile.layers[at].repeats), None)
     if again is not None:
         rule = "must not run a layer again that gives something else then"
@@ -55,6 +63,18 @@ def _reruns(program: Program) -> Iterable[int]:
         return program.reruns
     chain = program if isinstance(program, tuple) else ()
     return [at for segment in chain if segment.recompute for at in range(segment.first, segment.last + 1)]
+
+
+def _keeping_what_changes(layers: Sequence[LayerProfile], program: Program) -> Iterator[int]:
+    """The layers of a chain program of which outputs of operators are kept that are changed in place.
+
+    A graph program has none: see :func:`runner.memory.solve.graph.stage.operator_ways`.
+    """
+    for segment in program if isinstance(program, tuple) else ():
+        if segment.save_ops is not None:
+            reach = range(segment.first, segment.last + 1)
+            yield from (at for at in reach if keeps_what_changes(layers, at, segment.save_ops))
+        yield from _keeping_what_changes(layers, segment.inside)
 
 
 def _in_chain(layers: Sequence[LayerProfile], program: ChainProgram) -> int | None:

@@ -35,6 +35,7 @@ class Recomputation:
         keeps_output: whether the layer's own output is kept.
         second_peak_bytes: peak of the whole second forward with its graph, above ``kept_bytes``; None = not known, or
             none is possible, as the first forward changes what is kept in place.
+        changes_kept: whether the first forward changes an output that is kept in place, so that none is possible.
         unread: storages of the layer's input that the second forward does not read, because only operators whose
             outputs are kept use them.
     """
@@ -45,6 +46,7 @@ class Recomputation:
     released_bytes: int = 0
     keeps_output: bool = False
     second_peak_bytes: int | None = None
+    changes_kept: bool = False
     unread: tuple[int, ...] = ()
 
 

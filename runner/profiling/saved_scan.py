@@ -88,6 +88,7 @@ class ForwardScan:
             kept = {storage: size for operator in chosen for storage, size in operator.outputs.items()}
             passed = {storage for operator in self.operators[: self.needed] for storage in operator.outputs}
             inner = {storage: size for storage, size in kept.items() if storage not in self.outputs}
+            second = second_peak(preset)
             skips_convolutions = names >= CONVOLUTIONS and every == 1
             found[preset] = Recomputation(
                 kept_bytes=sum(inner.values()),
@@ -97,7 +98,8 @@ class ForwardScan:
                     size for storage, size in inner.items() if storage in passed and storage not in self.saved
                 ),
                 keeps_output=bool(self.outputs & kept.keys()),
-                second_peak_bytes=second_peak(preset),
+                second_peak_bytes=second,
+                changes_kept=second is None,
                 unread=tuple(numbers[each] for each in sorted(self.convolved)) if skips_convolutions else (),
             )
         return found

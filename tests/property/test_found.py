@@ -60,12 +60,30 @@ FOUND = {
     "fused_adam counted so, too": Found(
         "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=fused_adam"
     ),
+    "a tied weight has one name where one rank has both its layers": Found("tied", "data.batch_size=4"),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
     ),
 }
 
+REFUSED = {
+    "torch's cell changes in place what its products gave, which were kept": Found(
+        "recurrent", "activation_checkpoint=selective data.batch_size=8"
+    ),
+    "so does a layer that is added to": Found(
+        "mlp", "activation_checkpoint=selective parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=8"
+    ),
+}
+"""Requests that ended within a step, and are refused before it now."""
+
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_stays_mended(name: str) -> None:
     assert check(FOUND[name].request).kind == "ran"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_outputs_that_change_in_place_are_not_kept(name: str) -> None:
+    made = check(REFUSED[name].request)
+    assert made.kind == "refused"
+    assert "must not keep outputs of operators that are changed in place" in made.told

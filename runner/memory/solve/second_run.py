@@ -16,12 +16,19 @@ from runner.memory.solve.undivided import BackwardPeaks
 from runner.memory.solve.values import Segment
 from runner.profile import LayerProfile, Recomputation
 
-__all__ = ["SecondRun", "dropping_forward_bytes", "recomputation"]
+__all__ = ["SecondRun", "dropping_forward_bytes", "keeps_what_changes", "recomputation"]
 
 
 def recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
     """What a layer keeps, and what its second forward makes again; if it is not known: nothing, and everything."""
     return layer.recomputation.get(save_ops or "", Recomputation(0, layer.saved_bytes, layer.forward_flops))
+
+
+def keeps_what_changes(layers: Sequence[LayerProfile], at: int, save_ops: str) -> bool:
+    """Whether outputs of operators that layer ``at`` keeps are changed in place, by it or by a layer behind it."""
+    figures = recomputation(layers[at], save_ops)
+    own = {tensor.storage for tensor in layers[at].output} if figures.keeps_output else set[int]()
+    return figures.changes_kept or any(own.intersection(later.writes) for later in layers[at + 1 :])
 
 
 def dropping_forward_bytes(layer: LayerProfile, figures: Recomputation) -> int:

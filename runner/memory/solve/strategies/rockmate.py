@@ -10,10 +10,11 @@ for Re-materialization in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runner.memory.solve.save_ops import PRESETS
+from runner.memory.solve.second_run import keeps_what_changes
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategies.rotor import RESOLUTION, persistent_plan, programs_in_flight
 from runner.memory.solve.strategies.rotor import STRATEGY as ROTOR
@@ -33,18 +34,20 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     assert ROTOR.candidates is not None
     yield from (Candidate("rockmate", each.program) for each in ROTOR.candidates(chain))
     plan = persistent_plan(chain)
-    made = programs_in_flight(chain, plan, [_ways(layer, plan) for layer in chain.layers])
+    made = programs_in_flight(chain, plan, [_ways(chain.layers, at, plan) for at in range(len(chain.layers))])
     yield from (Candidate("rockmate", program) for program in dict.fromkeys(made))
 
 
-def _ways(layer: LayerProfile, plan: PersistentPlan) -> list[Partly]:
-    """The presets that keep something of a layer, but not all that autograd saves of it."""
+def _ways(layers: Sequence[LayerProfile], at: int, plan: PersistentPlan) -> list[Partly]:
+    """The presets that keep something of a layer that nothing changes, but not all that autograd saves of it."""
     from runner.memory.solve.solvers.in_flight import Partly
 
-    found = []
+    layer, found = layers[at], []
     for preset in PRESETS:
         known = layer.recomputation.get(preset)
         if known is None or not (known.kept_bytes or known.keeps_output):
+            continue
+        if keeps_what_changes(layers, at, preset):
             continue
         share = known.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
         seconds = layer.forward_seconds * (1 + share) + layer.backward_seconds
