@@ -82,7 +82,7 @@ class Task:
 class Result:
     """The losses, the gradients of each step as an optimizer gets them, and the weights and buffers at the end.
 
-    A step that is skipped has no gradients.
+    A step that is skipped has no gradients. A weight with several names has the first of them.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -277,7 +277,9 @@ def train(task: Task) -> Result:
         for number, replicas in enumerate(training.batches()):
             training.step(number, replicas, result)
         training._use_buffers(0)
-        result.weights = {name: value.detach().clone() for name, value in training.model.state_dict().items()}
+        state = training.model.state_dict(keep_vars=True)  # a weight with several names stands under the first alone
+        first = {id(value): name for name, value in reversed(state.items())}
+        result.weights = {name: state[name].detach().clone() for name in first.values()}
         return result
     finally:
         random.setstate(states[0])
