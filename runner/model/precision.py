@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.config.precision import PRECISIONS
 from runner.model.boundary import map_tensors
@@ -18,6 +19,9 @@ Converted = TypeVar("Converted", bound=nn.Module)
 
 _AS_MADE = torch.float32
 """The format that converts no module."""
+
+_instead_of = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+"""For fake parameters: by format, what has taken their place."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,11 +50,11 @@ def cast_module(module: Converted, dtype: torch.dtype) -> Converted:
     imaginary parts, stay in every format, and so do whole numbers and truth values.
 
     Returns:
-        ``module``. Its parameters are the same objects as before, but for fake ones, for which torch has no such way.
+        ``module``. Its parameters are the same objects as before, but for fake ones, for which torch has no such way;
+        a fake parameter of several modules becomes one other parameter in all of them.
     """
     if dtype is _AS_MADE:
         return module
-    replaced: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is None or not parameter.is_floating_point() or parameter.dtype is dtype:
@@ -58,9 +62,10 @@ def cast_module(module: Converted, dtype: torch.dtype) -> Converted:
             if not isinstance(parameter, FakeTensor):
                 parameter.data = parameter.data.to(dtype)
                 continue
-            if id(parameter) not in replaced:
-                replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-            owner._parameters[name] = replaced[id(parameter)]
+            made = _instead_of.setdefault(parameter, {})  # type: ignore[no-untyped-call]
+            if dtype not in made:
+                made[dtype] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+            owner._parameters[name] = made[dtype]
         for name, buffer in owner._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 owner._buffers[name] = buffer.to(dtype)
