@@ -20,7 +20,7 @@ Converted = TypeVar("Converted", bound=nn.Module)
 _AS_MADE = torch.float32
 """The format that converts no module."""
 
-_instead_of = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+_instead_of = WeakIdKeyDictionary()
 """For fake parameters: by format, what has taken their place."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

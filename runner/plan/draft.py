@@ -155,7 +155,7 @@ def _memory_needs(
         norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
         at_once=kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
-        states_over=data if by_itself else 1,
+        states_over=data if by_itself else None,
         flattened=flattened_bytes(config),
         accelerated=on_accelerator(config, machine.device_memory_bytes),
         extra=_extra_copies(schedule, prediction, data),

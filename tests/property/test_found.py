@@ -60,6 +60,9 @@ FOUND = {
     "fused_adam counted so, too": Found(
         "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=fused_adam"
     ),
+    "states shared out over one replica are updated all at once, too": Found(
+        "skips", "schedule=dualpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=1 zero.stage=1"
+    ),
     "a tied weight has one name where one rank has both its layers": Found("tied", "data.batch_size=4"),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
@@ -73,7 +76,7 @@ REFUSED = {
         _KEPT,
     ),
     "so does a layer that is added to": (
-        Found("mlp", "activation_checkpoint=selective parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=8"),
+        Found("mlp", "activation_checkpoint=selective parallelism.pipeline=2 data.batch_size=8"),
         _KEPT,
     ),
     "in bfloat16, a weight of two layers was taken for two": (

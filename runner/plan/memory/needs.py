@@ -22,7 +22,8 @@ class MemoryNeeds:
             float64; 0 if the norm is not taken.
         at_once: bytes that an update makes and drops for each byte of the gradients of all stages of a rank.
         sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
-        states_over: number of replicas over which only the optimizer's states are sharded.
+        states_over: number of replicas over which only the optimizer's states are sharded, one of them too; None if
+            they are not, so that weights are updated one by one.
         flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
         accelerated: whether the device has its own memory, separate from the host's.
         extra: for each stage, what is held of its weights besides the newest ones; empty: the older versions that the
@@ -38,7 +39,7 @@ class MemoryNeeds:
     norm_copies: int = 0
     at_once: float = 0.0
     sharing: ZeroSharing | None = None
-    states_over: int = 1
+    states_over: int | None = None
     flattened: int = 0
     accelerated: bool = True
     extra: tuple[ExtraCopies, ...] = ()

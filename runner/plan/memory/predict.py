@@ -102,8 +102,10 @@ def _own_states(
     step_bytes += wide_gradients(held, profile)
     states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
     step_bytes = max(step_bytes, compressing_bytes(planned))
-    if needs.states_over > 1:
+    if needs.states_over is not None:
+        norms = needs.norm_copies * max((one.largest_parameter_bytes for one in held), default=0)
         states, step_bytes = _over_replicas(states, needs.temporaries, needs.states_over)
+        step_bytes = max(step_bytes, norms)
     return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))
 
 
