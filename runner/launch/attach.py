@@ -36,7 +36,7 @@ from runner.launch.run.directory import OUTPUTS
 from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
 from runner.launch.run.machines import MachineFacts, smallest_machine
 from runner.launch.run.memory_advice import advise
-from runner.launch.run.prepare import compile_operators, prepare, tell_trained, write_request
+from runner.launch.run.prepare import compile_operators, prepare, tell_plan, write_request
 from runner.launch.run.restart import failures_before, go_on, has_begun
 from runner.launch.run.same_stages import with_stages_before
 from runner.launch.slurm.requeue import requeue
@@ -229,7 +229,7 @@ class _Beginning:
         plan = prepare(config, place_is_made=self.place_is_made, machine=self.machine)
         config = take_directory(config, self.command, self.held, incarnation)
         plan = with_stages_before(config, plan, self.machine)
-        tell_trained(plan)
+        tell_plan(plan)
         write_request(config, plan, Path(str(config.run_dir)), command=self.command)
         return config
 

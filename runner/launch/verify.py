@@ -23,7 +23,7 @@ from runner.errors import (
 )
 from runner.launch.local.ranks import Launch, Outcome, run_ranks
 from runner.launch.rank import uses_cuda
-from runner.launch.run.prepare import place_of, prepare, tell_trained, write_request
+from runner.launch.run.prepare import place_of, prepare, tell_plan, write_request
 from runner.plan.part_notes import draw_problem
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 
@@ -70,7 +70,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     _refuse_own_scheduler(config)
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)
-    tell_trained(plan)
+    tell_plan(plan, about=("cores",))
     _refuse_own_draws(config, plan)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
     runs = {"layout": (plan.topology.world_size, entry), "one process": (1, _REFERENCE_ENTRY)}

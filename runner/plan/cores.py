@@ -12,6 +12,8 @@ from runner.plan.values import TimePrediction
 
 __all__ = ["SharedCores", "core_note", "num_cores", "shared_cores"]
 
+_CROWD = 4  # times the cores
+
 
 def num_cores() -> int:
     """The cores that this process may use."""
@@ -56,7 +58,10 @@ def core_note(shared: SharedCores, time: TimePrediction) -> str:
     """A note that ranks share cores, with the step that they would have without that."""
     who = f"{shared.ranks} ranks" + (f" of {shared.threads} threads each" if shared.threads > 1 else "")
     cores = f"{shared.cores} core{'s' if shared.cores != 1 else ''}"
+    is_crowd = shared.ranks * shared.threads >= _CROWD * shared.cores
+    start = f"; {shared.ranks} processes on {cores} may take minutes to start" if is_crowd else ""
     if not time.alone_seconds:
-        return f"{who} share {cores}; a run measures what that costs"
+        return f"{who} share {cores}; a run measures what that costs{start}"
     alone = format_seconds(time.alone_seconds)
-    return f"{who} share {cores}, which the predicted step counts: with a core for each thread it would be {alone}"
+    counts = f"which the predicted step counts: with a core for each thread it would be {alone}"
+    return f"{who} share {cores}, {counts}{start}"

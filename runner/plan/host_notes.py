@@ -7,26 +7,22 @@ from runner.plan.draft import Draft
 from runner.plan.stages.cut import Stages
 from runner.plan.values import TimePrediction
 
-__all__ = ["host_notes"]
+__all__ = ["host_notes", "idle_offload_notes"]
 
 _SHORTEST_WAIT = 1e-9  # seconds; less is the rounding of sums
 
 
 def host_notes(draft: Draft, stages: Stages, time: TimePrediction, moved: float) -> tuple[str, ...]:
-    """Notes about activations, weights and states that are in the host's memory.
+    """Notes about activations and weights that are in the host's memory.
 
     Args:
         draft, stages, time: the plan so far.
         moved: bytes of activations that go there in a step.
     """
-    return (
-        *_activation_notes(draft, moved, time),
-        *_swap_notes(draft, stages, time),
-        *_state_notes(draft),
-    )
+    return (*_activation_notes(draft, moved, time), *_swap_notes(draft, stages, time))
 
 
-def _state_notes(draft: Draft) -> tuple[str, ...]:
+def idle_offload_notes(draft: Draft) -> tuple[str, ...]:
     """A note that states or weights which ZeRO moves to the host leave nothing where the host is the device."""
     offload = draft.config.offload
     moved = [f"offload.{part}=cpu" for part in ("optimizer", "parameters") if getattr(offload, part) == "cpu"]

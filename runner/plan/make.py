@@ -13,10 +13,11 @@ from runner.errors import raise_problems
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.values import StageProgram
 from runner.plan.activations import activation_notes, plans_arena
+from runner.plan.cautions import Caution, approximations
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
-from runner.plan.host_notes import host_notes
+from runner.plan.host_notes import host_notes, idle_offload_notes
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.short_samples import short_sample_notes
 from runner.plan.layout.topology import Topology
@@ -40,6 +41,7 @@ from runner.plan.time.tensor import exchanged_bytes
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
+from runner.plan.uncertainty import least_gain
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
 from runner.plan.varying_sizes import varying_size_notes
 from runner.profile import ModelProfile, Rehearsal
@@ -136,14 +138,19 @@ def _make(
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
     by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time
-    other = compare_without_pipeline(by_layers, config, replan)
+    gain = least_gain(config, machine.cores, accelerated=_accelerated(config, machine))
+    other = compare_without_pipeline(by_layers, config, replan, least_gain=gain)
     best: Improvement | None = None
     if suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
         times = times and not profile.is_disturbed  # else two moments would be compared, not two numbers of threads
-        best = best_override(plan, config, replan, measures_threads=times)
+        best = best_override(plan, config, replan, measures_threads=times, least_gain=gain)
     reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
-    return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)
+    cautions = plan.cautions
+    if other is not None and other.pays is False:
+        cautions = (Caution("pipeline", other.line), *cautions)
+    advice = _ordered(plan.advice, best, other)
+    return replace(plan, problems=problems, advice=advice, reasons=reasons, cautions=cautions)
 
 
 def _rehearsed(
@@ -183,7 +190,7 @@ def _ordered(notes: Sequence[str], best: Improvement | None, other: Comparison |
         return (*notes, *([other.line] if other is not None else []))
     if other is None:
         return (best.line, *notes)
-    if other.seconds is not None and other.seconds < best.seconds:
+    if other.pays is False and other.seconds is not None and other.seconds < best.seconds:
         return (other.line, f"of the layouts with a pipeline, {best.line}", *notes)
     return (best.line, *notes, other.line)
 
@@ -258,7 +265,8 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
     )
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
-    time = _time(draft, program, stages, stage_seconds)
+    time, measured = _time(draft, program, stages, stage_seconds), stage_seconds is not None
+    cautions = tuple(_cautions(draft, time, measured=measured))
     return RunPlan(
         layout=layout.to_json(),
         topology=Topology.grid(layout.pipeline, layout.data, layout.tensor, placement=schedule.rows),
@@ -274,7 +282,8 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         prediction=draft.prediction,
-        advice=_notes(draft, stages, in_flight, time, measured=stage_seconds is not None),
+        advice=_with_cautions(cautions, _notes(draft, stages, in_flight, time, measured=measured)),
+        cautions=cautions,
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
         tensor_bytes_sent=_tensor_bytes(draft, stages),
@@ -342,8 +351,20 @@ def _notes(
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),
         *_link_notes(draft, measured=measured),
-        *([core_note(draft.shared, time)] if draft.shared is not None and not measured else []),
     )
+
+
+def _cautions(draft: Draft, time: TimePrediction, *, measured: bool) -> Iterator[Caution]:
+    yield from (Caution("learning", line) for line in approximations(draft.config, draft.schedule))
+    if draft.shared is not None and not measured:
+        yield Caution("cores", core_note(draft.shared, time))
+    yield from (Caution("host", line) for line in idle_offload_notes(draft))
+
+
+def _with_cautions(cautions: Sequence[Caution], notes: Sequence[str]) -> tuple[str, ...]:
+    """The notes of a plan: first what it learns otherwise, and after its figures what slows it down."""
+    first = (each.line for each in cautions if each.about == "learning")
+    return (*first, *notes, *(each.line for each in cautions if each.about != "learning"))
 
 
 def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from runner.memory.solve.residency import RankTurns, Traffic
 from runner.memory.solve.static_arena import ArenaFigures
 from runner.memory.solve.values import ActivationPlan
 from runner.memory.solve.weight_strategy import WeightPlan
+from runner.plan.cautions import Caution
 from runner.plan.choice_notes import choice_document
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
@@ -186,6 +187,7 @@ class RunPlan:
         memory_limit_bytes: the memory limit of one rank.
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
+        cautions: those of them that a run repeats when it starts.
         problems: broken rules; a plan with problems must not start.
         reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
         work: what a step computes.
@@ -214,6 +216,7 @@ class RunPlan:
     host_limit_bytes: int | None = None
     prediction: Prediction | None = None
     advice: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
     problems: tuple[Problem, ...] = ()
     reasons: tuple[str, ...] = ()
     work: Work = Work()

@@ -99,7 +99,7 @@ WORDS = ("model=mlp", "schedule=1f1b", "schedule.microbatches=4", "data.batch_si
 def no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of other layouts, with which a plan is compared, take most of the time."""
     monkeypatch.setattr("runner.plan.make.misfit", lambda *_, **__: Problem("memory_limit", 0, "is exceeded"))
-    monkeypatch.setattr("runner.plan.make.compare_without_pipeline", lambda *_: None)
+    monkeypatch.setattr("runner.plan.make.compare_without_pipeline", lambda *_, **__: None)
 
 
 @cache

@@ -57,7 +57,9 @@ def test_one_core_does_everything_one_after_the_other() -> None:
     (note,) = [note for note in plan.advice if " share " in note]
     alone = format_seconds(measured(*FOUR).time.step_seconds)
     told = f"4 ranks share 1 core, which the predicted step counts: with a core for each thread it would be {alone}"
-    assert note == told
+    assert note == f"{told}; 4 processes on 1 core may take minutes to start"
+    (few,) = [note for note in measured(*FOUR, cores=2).advice if " share " in note]
+    assert "to start" not in few
 
 
 def test_replicas_share_the_cores_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from runner.config.schema import RunConfig
 from runner.memory.solve.values import Segment, StageChain
 from runner.plan.make import make_plan
 from runner.plan.search import improve
+from runner.plan.uncertainty import least_gain
 from runner.plan.values import Link
 from runner.profile import ModelProfile
 
@@ -74,6 +76,28 @@ def test_what_costs_time_and_is_not_needed_is_named() -> None:
     config = request(parallelism__pipeline=1, schedule__microbatches=1, activation_checkpoint__name="full")
     (line,) = advice(config, profile)
     assert line == "activation_checkpoint=none would make a step 25% shorter: 96 s instead of 2 min 08 s"
+
+
+def test_a_gain_within_the_uncertainty_is_not_told() -> None:
+    """Where ranks take all cores of this machine, an order gains less than it is predicted to."""
+    config = request(schedule__name="gpipe")
+    usual = least_gain(config, None, accelerated=False)
+    assert least_gain(config, 5, accelerated=False) == usual
+    full = least_gain(config, 4, accelerated=False)
+    assert full > usual == least_gain(config, 4, accelerated=True)
+    for cores, least in ((5, usual), (4, full)):
+        for line in advice(config, cores=cores):
+            gain = re.search(r"would make a step (\d+)% shorter", line)
+            assert gain is None or int(gain[1]) >= 100 * least - 1
+
+
+def test_a_pipeline_is_neither_better_nor_worse_within_the_uncertainty() -> None:
+    """One sample in one stage is as long as over two: no other layout can be told apart from it."""
+    profile = model([layer(forward_seconds=1.0, backward_seconds=1.0)] * 2)
+    config = request(schedule__name="naive", parallelism__pipeline=2, schedule__microbatches=1, data__batch_size=1)
+    (line,) = [each for each in advice(config, profile, FAST) if "pipeline" in each]
+    assert line.startswith("a step may be as long without a pipeline, by parallelism.pipeline=1 ")
+    assert make_plan(config, profile, link=FAST).cautions == ()
 
 
 def test_it_is_silent_where_nothing_helps_or_the_plan_does_not_fit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ __all__ = [
     "first_record",
     "place_of",
     "prepare",
-    "tell_trained",
+    "tell_plan",
     "write_request",
     "write_submitted",
 ]
@@ -87,11 +87,18 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     return plan
 
 
-def tell_trained(plan: RunPlan) -> None:
-    """Log how many of the parameters are trained, once nothing refuses the request any more."""
+def tell_plan(plan: RunPlan, about: Collection[str] | None = None) -> None:
+    """Log how many parameters are trained, and what the plan warns of, once nothing refuses the request any more.
+
+    Args:
+        about: what may be warned of; None: everything.
+    """
+    from runner.plan.cautions import told
     from runner.plan.render import trained_of_all
 
     logger.info("%s", trained_of_all(plan))
+    for line in told([each for each in plan.cautions if about is None or each.about in about]):
+        logger.warning("%s", line)
 
 
 def _check_epochs(config: RunConfig) -> None:

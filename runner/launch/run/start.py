@@ -21,7 +21,7 @@ from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.run.lock import take_directory
 from runner.launch.run.memory_advice import advise
-from runner.launch.run.prepare import place_of, prepare, tell_trained, write_request
+from runner.launch.run.prepare import place_of, prepare, tell_plan, write_request
 from runner.launch.run.restart import go_on
 from runner.launch.run.same_stages import with_stages_before
 from runner.launch.slurm.step import current_step
@@ -88,7 +88,7 @@ def train(
         plan = prepare(config)
         config = take_directory(config, command, held)
         plan = with_stages_before(config, plan)
-        tell_trained(plan)
+        tell_plan(plan)
         run_dir = Path(str(config.run_dir))
         status = run_in(
             *(run_dir, config, plan), command=command, entry=entry, console=console, template=template, begun=begun

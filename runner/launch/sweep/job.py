@@ -20,7 +20,7 @@ from runner.launch.local.stops import end_undisturbed, listen_for_stops, signal_
 from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.lock import InUseError, alone_in
-from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare, tell_trained
+from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare, tell_plan
 from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.run.same_stages import with_stages_before
@@ -57,7 +57,7 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
             plan = prepare(config, place_is_made=True)
             config = with_checkpoint(config)
             plan = with_stages_before(config, plan)
-            tell_trained(plan)
+            tell_plan(plan)
     except InUseError as error:  # the record belongs to the command that works there
         logger.error("%s", error)
         return error.exit_status

@@ -33,11 +33,13 @@ class Comparison:
     Args:
         line: the numbers, for a reader of the plan.
         seconds: the shortest step without a pipeline; None if nothing without one fits.
+        pays: whether the pipeline is the faster one; None if that cannot be told.
         lacks: what layouts without a pipeline that do not fit would need.
     """
 
     line: str
     seconds: float | None
+    pays: bool | None
     lacks: tuple[str, ...] = ()
 
 
@@ -78,7 +80,9 @@ def _host_misfit(plan: RunPlan) -> Problem:
     return Problem("hardware.host_memory_bytes", format_bytes(limit), rule, why, "more replicas or offload=nvme")
 
 
-def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> Comparison | None:
+def compare_without_pipeline(
+    own: TimePrediction, config: RunConfig, replan: Replan, *, least_gain: float
+) -> Comparison | None:
     """Compare with the same devices without a pipeline, and with one device; None if there is no pipeline.
 
     None, too, for a strategy that would search for minutes among the programs of a whole model in one stage.
@@ -87,6 +91,7 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
         own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
         config: its request.
         replan: see :func:`misfit`.
+        least_gain: the share of a step by which one must be shorter, so that the two are told apart.
     """
     degrees = config.parallelism
     if degrees.pipeline == 1 or searches(config):
@@ -100,9 +105,14 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
     numbers = f"{format_seconds(own.step_seconds)} a step with a bubble of {own.bubble_ratio:.0%}; {told}"
     seconds = quickest.seconds if quickest is not None else None
     lacks = tuple(other.lack for other in others if other.lack)
-    if quickest is not None and seconds is not None and seconds <= own.step_seconds:
-        return Comparison(f"pipelining does not pay here: {numbers}. Try {quickest.overrides}.", seconds, lacks)
-    return Comparison(f"pipelining pays here: {numbers}.", seconds, lacks)
+    if quickest is not None and seconds is not None:
+        if seconds < own.step_seconds * (1 - least_gain):
+            line = f"pipelining does not pay here: {numbers}. Try {quickest.overrides}."
+            return Comparison(line, seconds, False, lacks)
+        if own.step_seconds > seconds * (1 - least_gain):
+            line = f"a step may be as long without a pipeline, by {quickest.overrides}: {numbers}."
+            return Comparison(line, seconds, None, lacks)
+    return Comparison(f"pipelining pays here: {numbers}.", seconds, True, lacks)
 
 
 @dataclass(frozen=True, slots=True)

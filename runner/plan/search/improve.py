@@ -15,9 +15,6 @@ from runner.schedule.catalogue.registry import SEARCHED
 
 __all__ = ["Improvement", "best_override"]
 
-# Gains below this share of a step are within what predictions tell apart.
-_LEAST_GAIN = 0.02
-
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
@@ -41,8 +38,10 @@ class Improvement:
         return f"{self.overrides} would make a step {gain:.0%} shorter: {times}"
 
 
-def best_override(plan: RunPlan, config: RunConfig, replan: Replan, *, measures_threads: bool) -> Improvement | None:
-    """Find the change of one policy with the shortest predicted step that fits; None if none gains 2 %.
+def best_override(
+    plan: RunPlan, config: RunConfig, replan: Replan, *, measures_threads: bool, least_gain: float
+) -> Improvement | None:
+    """Find the change of one policy with the shortest predicted step that fits; None if none gains enough.
 
     Only changes that keep what is learned are tried: no other batch, precision, optimizer or asynchronous schedule, and
     no other micro-batches where layers see their statistics.
@@ -52,6 +51,7 @@ def best_override(plan: RunPlan, config: RunConfig, replan: Replan, *, measures_
         config: its request.
         replan: plans a changed request.
         measures_threads: whether ``replan`` measures the layers again with another number of threads on this machine.
+        least_gain: the share of a step that a change must gain.
     """
     left, before = BUDGET, plan.time.step_seconds
     best: Improvement | None = None
@@ -65,7 +65,7 @@ def best_override(plan: RunPlan, config: RunConfig, replan: Replan, *, measures_
         if found is None or not found.fits or found.profile.is_disturbed:
             continue
         seconds = found.time.step_seconds
-        if seconds < (best.seconds if best is not None else before * (1 - _LEAST_GAIN)):
+        if seconds < (best.seconds if best is not None else before * (1 - least_gain)):
             best = Improvement(spelled(overrides), seconds, before)
     return best
 
