@@ -5,20 +5,30 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["hide_noise", "silent_output"]
 
 # torchao, which transformers imports too, tells of kernels for other machines that it can do without ("Detected no
-# triton", "Failed to load … cutlass"); torch tells torchao of a call that will end.
-_NOISY = ("torchao", "torch.utils._pytree")
+# triton", "Failed to load … cutlass"); torch tells torchao of a call that will end; bitsandbytes looks for kernels of
+# another package.
+_NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")
+# DeepSpeed, which transformers and PEFT import, sets its logger's level itself, and tells where it found no GPU.
+_DEEPSPEEDS = "Setting accelerator to CPU"
 
 
 def hide_noise() -> None:
     """Let only errors of these libraries through. Call it before they are imported; nothing is imported here."""
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_is_no_noise)
+    warnings.filterwarnings("ignore", module=r"peft\.")
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return _DEEPSPEEDS not in record.getMessage()
 
 
 @contextmanager

@@ -21,8 +21,8 @@ __all__ = ["call_function", "call_target", "explained", "import_users_code", "in
 _MOST_LINES, _LONGEST = 3, 300
 
 
-def import_users_code(config: RunConfig) -> None:
-    """Import what a request names of model, data, loss and metrics.
+def import_users_code(config: RunConfig, *, model_alone: bool = False) -> None:
+    """Import what a request names of model, data, loss and metrics, or of its model alone.
 
     A module may draw random numbers when it is imported. It is imported here and not where it is first used, which may
     be for the data on one rank and for the model on another.
@@ -30,13 +30,13 @@ def import_users_code(config: RunConfig) -> None:
     Raises:
         RequestError: modules cannot be imported, or lack what is named; it contains every problem.
     """
-    targets = {
-        "model.target": config.model.target,
+    others = {
         "data.target": config.data.target,
         "loss.target": config.loss.target,
         **({} if config.data.collate is None else {"data.collate": config.data.collate}),
         **{f"metrics.{name}": target for name, target in config.metrics.items()},
     }
+    targets = {"model.target": config.model.target} | ({} if model_alone else others)
     problems: list[Problem] = []
     with seeded(config.seed, "import"):
         for path, target in targets.items():

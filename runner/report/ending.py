@@ -28,6 +28,8 @@ def _times(record: RunRecord) -> Iterator[str]:
     if "start" not in spent:
         return
     counted, taken = seconds["num_counted"], seconds["num_steps"]
+    if counted == taken and counted:  # what is between the steps belongs to them
+        spent["counted_steps"] = spent.get("counted_steps", 0.0) + spent.pop("steps", 0.0)
     names = {"start": "start and end", "counted_steps": f"{_steps(counted)} that count memory"}
     names |= {"steps": _steps(taken - counted)}
     told = ", ".join(f"{names.get(part, part)} {format_seconds(value)}" for part, value in spent.items())

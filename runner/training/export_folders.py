@@ -82,7 +82,7 @@ def merged(weights: Mapping[str, Tensor], source: Path) -> Mapping[str, Tensor]:
     if not any(is_adapters(name) or is_core(name) for name in weights):
         return weights
     config = _config_of(source)
-    import_users_code(config)
+    import_users_code(config, model_alone=True)  # weights need neither its data nor its loss
     layers = load_model(config, cut=False).layers
     whole = build_stage(layers, 0, len(layers) - 1)
     whole.load_global_state(dict(weights))
@@ -113,7 +113,7 @@ def write_adapter(weights: Mapping[str, Tensor], folder: Path, source: Path) -> 
     if config.adapter.name == "none":
         rule, why = "needs a run with an adapter", "Its request has adapter=none"
         raise RequestError([Problem("--format", "peft", rule, why, "--format safetensors")])
-    import_users_code(config)
+    import_users_code(config, model_alone=True)  # weights need neither its data nor its loss
     settings = peft_settings(adapted(make_model(config.model, initialise=False), config.adapter), config.adapter)
     settings.base_model_name_or_path = config.model.pretrained
     held = {name_in_peft(name): value for name, value in weights.items() if is_adapters(name)}
@@ -159,7 +159,7 @@ def _model_of(config: RunConfig) -> nn.Module:
     Raises:
         RequestError: it cannot be saved as models of transformers are.
     """
-    import_users_code(config)
+    import_users_code(config, model_alone=True)  # weights need neither its data nor its loss
     named = config.model.pretrained
     if named is not None and config.model.config_file and is_folder(named) and not Path(named, CONFIG).is_file():
         why = f"The architecture is that of its {CONFIG}, which is not there any more"

@@ -29,6 +29,7 @@ from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
 from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
+from runner.training.loggers import PROFILER_FOLDER
 from runner.training.measure.measures import (
     RankMeasures,
     compute_seconds,
@@ -100,7 +101,7 @@ def finish(
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
     if checkpoints.best is not None:
         artifacts["best_checkpoint"] = str(checkpoints.best.relative_to(run_dir))
-    for name in ("tensorboard", "csv"):
+    for name in ("tensorboard", "csv", PROFILER_FOLDER):
         if (run_dir / name).is_dir():
             artifacts[name] = name
     assert strategy.meter is not None

@@ -16,9 +16,10 @@ from runner.record import RunRecord
 from runner.targets import import_target, with_environment
 from runner.training.csv_log import CsvRows
 
-__all__ = ["build_logger", "build_profiler", "logger_problems", "note_identity"]
+__all__ = ["PROFILER_FOLDER", "build_logger", "build_profiler", "logger_problems", "note_identity"]
 
 _IN_EVERY_ROW = {"epoch"}
+PROFILER_FOLDER = "profiler"
 IDENTITY = "logger_id"
 """Key in the record's extras: the identity that a logger's service gave the run."""
 
@@ -149,14 +150,15 @@ def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) ->
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:
-    """The profiler that ``profiler=…`` names; it writes one report per rank into the run's directory."""
+    """The profiler that ``profiler=…`` names; it writes one report per rank into a folder of the run's directory."""
+    place = run_dir / PROFILER_FOLDER
     match config.profiler.name:
         case "simple":
-            return SimpleProfiler(dirpath=run_dir, filename="profile")
+            return SimpleProfiler(dirpath=place, filename="profile")
         case "cprofile":
-            return AdvancedProfiler(dirpath=run_dir, filename="profile")
+            return AdvancedProfiler(dirpath=place, filename="profile")
         case "pytorch":
-            return PyTorchProfiler(dirpath=run_dir, filename="profile")
+            return PyTorchProfiler(dirpath=place, filename="profile")
         case "nvtx":
-            return PyTorchProfiler(dirpath=run_dir, filename="profile", emit_nvtx=True)
+            return PyTorchProfiler(dirpath=place, filename="profile", emit_nvtx=True)
     return None

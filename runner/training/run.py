@@ -117,7 +117,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             if config.metrics and loaders[1] is not None:
                 module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
             try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
-        plans.append(_predict(strategy, config, parts.profile, run_dir, first))
+        plans.append(_predict(strategy, config, parts.profile, run_dir, first, parts.plan))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
@@ -287,7 +287,9 @@ def set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any) -> RunPlan:
+def _predict(
+    strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any, planned: RunPlan
+) -> RunPlan:
     """The measured plan; rank 0 writes its figures into the record before the first step."""
     start = time.perf_counter()
     plan = measured_plan(strategy, config, profile, strategy.batch_to_device(batch))
@@ -306,7 +308,7 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
         ).save(run_dir)
         bubble = f", bubble {plan.time.bubble_ratio:.1%}" if plan.has_bubble else ""
         seconds, rehearsed = format_seconds(plan.time.step_seconds), format_seconds(time.perf_counter() - start)
-        alone = format_seconds(strategy.plan.time.step_seconds)  # from layers that were measured one by one, or before
+        alone = format_seconds(planned.time.step_seconds)  # from layers that were measured one by one, or before
         logger.info("predicted: %s per step%s (rehearsed in %s; the plan: %s)", seconds, bubble, rehearsed, alone)
     return plan
 

@@ -16,6 +16,27 @@ def test_torchao_and_torch_are_silent_about_themselves(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_libraries_that_come_with_transformers_are_silent_about_themselves(tmp_path: Path) -> None:
+    """bitsandbytes looks for kernels, DeepSpeed for a GPU, and PEFT warns from its own modules."""
+    said = """
+import importlib.util, logging, warnings
+from runner.noise import hide_noise
+hide_noise()
+logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load kernels")
+deepspeeds = logging.getLogger("DeepSpeed")
+deepspeeds.setLevel(logging.WARNING)
+deepspeeds.warning("Setting accelerator to CPU. If you have GPU")
+warnings.warn_explicit("merge", UserWarning, "layer.py", 1, module="peft.tuners.lora.layer")
+deepspeeds.warning("what a user must read")
+warnings.warn_explicit("read this", UserWarning, "mine.py", 1, module="mine")
+"""
+    done = subprocess.run([sys.executable, "-c", said], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert [line for line in done.stderr.splitlines() if line.strip()] == [
+        "what a user must read",
+        "mine.py:1: UserWarning: read this",
+    ]
+
+
 def test_nothing_that_compiled_code_writes_to_standard_output_gets_through() -> None:
     code = """
 import os

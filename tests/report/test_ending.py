@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from runner.launch.run.start import _show
+from runner.launch.run.show import show
 from runner.record import RunRecord
 from runner.report.ending import files, results
 from runner.report.tables import predicted_measured
@@ -77,7 +77,7 @@ def test_results_keep_to_the_terminals_width_and_paths_stay_whole(tmp_path: Path
     run_dir.mkdir()
     record = RunRecord(status="ok", loss=[1.5], val_loss=[[2, 1.25]], artifacts={"weights": "w"}, extras=metrics)
     text = io.StringIO()
-    _show(record, run_dir, Console(file=text, width=80))
+    show(record, run_dir, Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert f"weights  {run_dir}/w" in lines
     long = [line for line in lines if len(line) > 80]

@@ -37,6 +37,7 @@ def test_a_followed_job_is_queued_again_twice_and_ends_the_same(
     wait_for_step(run_dir, steps_on_file(run_dir) + 1)
     _make_room_for_another(cluster, followed.job, run_dir)
     status, said = followed.finish()
+    assert "predicted | measured" in said, "it ends as a run of this machine does"
     assert status == 0, said
     assert "stopped by SIGUSR1, saved after step" in said
     assert_equal(run_dir, reference)

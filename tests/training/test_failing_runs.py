@@ -37,7 +37,7 @@ def test_wrong_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrid
 def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, "model.target=mine:breaking", "model.kwargs.what=raises", LATE)
     assert done.returncode == 1
-    assert "0F2 failed on rank 0 (stage 0, layers 0..1): ValueError: the layer is broken (mine.py:" in done.stderr
+    assert "rank 0 (stage 0, layers 0..1) failed in 0F2: ValueError: the layer is broken (mine.py:" in done.stderr
     assert "its buffers: input: (2, 6) float32" in done.stderr
     assert "^ here: 0F2 (rank 0, cell 3)" in done.stderr
     made = record(tmp_path / "run")

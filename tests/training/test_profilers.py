@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ def test_python_functions_are_profiled_on_every_rank(tmp_path: Path) -> None:
     directory = make_directory(tmp_path / "project")
     done = train(directory, "profiler=cprofile", "parallelism.pipeline=2", "checkpoint=none")
     assert done.returncode == 0, done.stderr
-    reports = sorted((directory / "run").glob("fit-profile-*"))
+    reports = sorted((directory / "run" / "profiler").glob("fit-profile-*"))
     assert len(reports) == 2
+    assert re.search(r"^profiler +run/profiler$", done.stdout, re.MULTILINE), "and is told where they are"
     assert all("cumulative" in report.read_text(encoding="utf-8") for report in reports)
 
 

@@ -350,7 +350,10 @@ def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | N
     if report is None:
         early = " before its work was complete" if returncode == EXIT_OK else ""
         return f"{who} ended with status {returncode}{early}{hint}"
-    return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
+    said = report.summary()
+    action, at, what = said.partition(f" failed on {who}: ")  # of a step's action, which names its rank for torchrun
+    told = f"{who} failed in {action}: {what}" if at else f"{who} failed: {said}"
+    return f"{told}{'' if report.explained else hint}"
 
 
 def _of_hang(run_dir: Path, rank: int, said: str) -> str:

@@ -24,8 +24,8 @@ from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import place_of, prepare, tell_plan, write_request
 from runner.launch.run.restart import go_on
 from runner.launch.run.same_stages import with_stages_before
+from runner.launch.run.show import show
 from runner.launch.slurm.step import current_step
-from runner.printable import printable_line
 from runner.record import RUN_SECONDS, RunRecord, finish_failed
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def run_in(
             logger.error("%s", line)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
-    _show(_with_seconds(run_dir, times), short_path(run_dir), console)
+    show(_with_seconds(run_dir, times), short_path(run_dir), console)
     return EXIT_OK
 
 
@@ -191,17 +191,3 @@ def _without_space(run_dir: Path, error: OSError) -> int:
     with contextlib.suppress(OSError):
         finish_failed(run_dir, "failed", reason)
     return EXIT_FAILED
-
-
-def _show(record: RunRecord, run_dir: Path, console: Console | None) -> None:
-    from rich.console import Console
-
-    from runner.report.ending import files, results
-    from runner.report.tables import predicted_measured_table
-
-    console = console or Console()
-    console.print(predicted_measured_table(record))
-    for line in results(record):
-        console.print(printable_line(line), markup=False, highlight=False)
-    for line in files(record, run_dir):  # a path is copied as a whole
-        console.print(printable_line(line), markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,9 +29,11 @@ from runner.errors import (
 from runner.launch.local.stops import signal_of
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import OUTPUTS, create_run_directory
+from runner.launch.run.going_on import short_path
 from runner.launch.run.lock import refuse_if_in_use
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.run.resume import with_checkpoint
+from runner.launch.run.show import show
 from runner.launch.slurm.capacity import refuse_too_large
 from runner.launch.slurm.ended import JOB, POLL_SECONDS, SETTLED, complete_record
 from runner.launch.slurm.requeue import ENDED, job_state
@@ -51,6 +54,10 @@ _EXIT_OF: Mapping[Status, int] = {
     "preempted": EXIT_PREEMPTED,
     "interrupted": EXIT_INTERRUPTED,
 }
+
+
+class NotSubmittedError(RunFailedError):
+    """SLURM has refused the job."""
 
 
 def print_script(config: RunConfig, *, entry: str = TRAIN_ENTRY) -> int:
@@ -81,8 +88,28 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
     if config.run_dir is not None:
         refuse_if_in_use(Path(config.run_dir))
     config = with_checkpoint(config)
+    wanted = Path(config.run_dir) if config.run_dir is not None else OUTPUTS / config.name
+    before = next(folder for folder in (wanted.absolute(), *wanted.absolute().parents) if folder.exists())
     run_dir = create_run_directory(config.name, config.run_dir)
-    return submit_in(run_dir, config, command=command, entry=entry, wait=config.launcher.wait)
+    try:
+        status = submit_in(run_dir, config, command=command, entry=entry, wait=config.launcher.wait)
+    except NotSubmittedError:
+        _remove_new(run_dir, before)
+        raise
+    if config.launcher.wait and status == EXIT_OK:
+        show(RunRecord.load(run_dir), short_path(run_dir))
+    return status
+
+
+def _remove_new(run_dir: Path, before: Path) -> None:
+    """Remove the directory of a run that was not submitted, and the empty ones above it that were made for it."""
+    if run_dir == before:  # of a run that was to be continued
+        return
+    shutil.rmtree(run_dir)
+    for folder in run_dir.parents:
+        if folder == before or any(folder.iterdir()):
+            return
+        folder.rmdir()
 
 
 def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wait: bool) -> int:
@@ -94,13 +121,19 @@ def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wai
     write_atomically(script, _script(config, run_dir, entry))
     try:
         job = _sbatch(script)
-    except RunFailedError as error:
+    except NotSubmittedError as error:
         finish_failed(run_dir, "failed", str(error))
         raise
     record = RunRecord.load(run_dir)
     record.replace(extras=record.extras | {JOB: job}).save(run_dir)
     logger.info("submitted as SLURM job %s: %s", job, run_dir)
-    return follow(job, run_dir) if wait else EXIT_OK
+    if wait:
+        return follow(job, run_dir)
+    log, place = (shlex.quote(str(short_path(path))) for path in (run_dir / LOG_FILE, run_dir))
+    logger.info(
+        "its output: tail -F %s; its place in the queue: squeue -j %s; its end: runner report %s", log, job, place
+    )
+    return EXIT_OK
 
 
 def needs_sbatch(path: str, value: str) -> None:
@@ -129,7 +162,7 @@ def _sbatch(script: Path) -> str:
         )
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-        raise RunFailedError(f"sbatch did not take {script}: {said}")
+        raise NotSubmittedError(f"sbatch did not take the job: {said}. launcher.dry_run=true prints its script")
     return done.stdout.strip().split(";")[0]
 
 
