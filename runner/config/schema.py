@@ -144,6 +144,8 @@ class ParallelismConfig:
     # also: tensor_parallel_degree, tensor_model_parallel_size, tensor_parallel_size, tp_size, autotp_size
     sharding: dict[str, str] | None = None  # pattern of module names: how such modules are divided
     # also: tp_plan, tensor_plan
+    sequence: bool = False  # whether values between divided layers are divided by tokens, too
+    # also: sequence_parallel, sp
     goes_with: dict[str, str] = field(default_factory=dict)
 
 

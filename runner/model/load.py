@@ -65,6 +65,7 @@ class LoadedModel:
         approximation: what is approximated in the backward of the layers; None: nothing.
         made: what the model function returned.
         division: how its weights are divided among ranks; None: they are whole.
+        has_own_loss: whether the loss is the module's own, and not the one that the request names.
     """
 
     layers: list[LayerSource]
@@ -74,6 +75,7 @@ class LoadedModel:
     approximation: Approximation | None = None
     made: Any = None
     division: Division | None = None
+    has_own_loss: bool = False
 
 
 def model_layers(config: RunConfig) -> list[LayerSource]:
@@ -81,7 +83,9 @@ def model_layers(config: RunConfig) -> list[LayerSource]:
     return load_model(config).layers
 
 
-def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, shard: int | None = None) -> LoadedModel:
+def load_model(
+    config: RunConfig, *, cut: bool = True, filled: bool = False, shard: int | None = None, logits: str = ""
+) -> LoadedModel:
     """The model of ``config``; a module without layers is traced if the pipeline has more than one rank.
 
     Under a fake tensor mode, the model and the traced batch are fake and nothing is allocated.
@@ -90,6 +94,7 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, sha
         cut: whether to trace such a module; without it, the module stays whole, for one process.
         filled: whether layers get the weights of ``model.pretrained``, if there are any, when they are built.
         shard: the number of the part that layers have of weights which ranks divide; None: they have the whole.
+        logits: the name of the layer whose divided logits the loss takes by parts; empty: it takes all.
 
     Raises:
         RequestError: the model cannot be loaded or traced, layers share what stages cannot share, or the pretrained
@@ -101,17 +106,24 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False, sha
         weights = PretrainedWeights(config.model, made) if pretrained else None
         made = with_tensor_trains(made, config.embedding)
         division = _division_of(config, made, shard)
+        if division is not None:
+            division.logits = logits
         loaded = _load(adapted(made, config.adapter), config, cut=cut, division=division)
     layers = with_tensor_trains_later(loaded.layers, config.embedding, config.seed)
     layers = frozen(adapted_layers(layers, config.adapter, config.seed), config.trainer.freeze)
     if weights is not None:
         layers = with_weights(layers, weights, names_of_base(config.adapter), division.shards if division else {})
     if division is not None:
-        layers = division.of_later(layers)
+        layers = _of_tokens(division.of_later(layers), config, division)
     approximation = approximation_of(config)
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]
-    return replace(loaded, layers=layers, approximation=approximation, made=made, division=division)
+    loss = loaded.loss
+    if logits and division is not None:
+        from runner.model.sharded.logits import loss_of_parts
+
+        loss = loss_of_parts(loss, config.loss, division)
+    return replace(loaded, layers=layers, loss=loss, approximation=approximation, made=made, division=division)
 
 
 def _division_of(config: RunConfig, made: Any, shard: int | None) -> Division | None:
@@ -120,6 +132,19 @@ def _division_of(config: RunConfig, made: Any, shard: int | None) -> Division | 
     from runner.model.sharded.plan import division_of  # with operators that most runs do without
 
     return division_of(config, made, shard)
+
+
+def _of_tokens(layers: list[LayerSource], config: RunConfig, division: Division) -> list[LayerSource]:
+    """The layers, between which values are divided by tokens if that is asked for; of a trace they are already."""
+    if not division.sequence or division.divides_tokens:
+        return layers
+    if layers[0].step is not None:
+        rule, why = "must be false for a model with a training_step of its own", "It has no layers that could be traced"
+        raise RequestError([Problem("parallelism.sequence", True, rule, why, "parallelism.sequence=false")])
+    from runner.model.sharded.sequence_layers import sequenced_layers
+
+    inputs, dtype = _traced_inputs([layer.given for layer in layers], config), dtype_of(config.precision.name)
+    return sequenced_layers(layers, inputs, dtype, config.model.target, division)
 
 
 def approximation_of(config: RunConfig) -> Approximation | None:
@@ -140,7 +165,8 @@ def _load(made: Any, config: RunConfig, *, cut: bool, division: Division | None)
             division.apply([("", made)])
         return LoadedModel([LayerSource(0, "", lambda: made, made, step=step)], loss_of_step, made, step)
     own = getattr(made, "loss", None)
-    return LoadedModel(_layers(made, config, cut, division), own if callable(own) else load_loss(config.loss), made)
+    loss, layers = own if callable(own) else load_loss(config.loss), _layers(made, config, cut, division)
+    return LoadedModel(layers, loss, made, has_own_loss=callable(own))
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
@@ -193,15 +219,16 @@ def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) 
         division.of_given(sources)
     searched = division is not None and not division.divides  # its operators tell what can be divided
     whole = sources[0].given if sources[0].spread else None
-    if searched and whole is None and division is not None:
+    needs_trace = division is not None and (searched or division.sequence)
+    if searched and cut and whole is None and division is not None:
         from runner.model.sharded.traced import divided_layers
 
         inputs = _traced_inputs([source.given for source in sources], config)
         sources = divided_layers(sources, inputs, config.model.target, division)
-    if cut and (config.parallelism.pipeline > 1 or (searched and whole is not None)):
+    if cut and (config.parallelism.pipeline > 1 or (needs_trace and whole is not None)):
         if whole is not None:
             raise_problems(_untraceable(config))
-            sources = trace_layers(whole, config, division if searched else None)
+            sources = trace_layers(whole, config, division)
         elif config.model.split_points:
             rule = "applies to a module without layers, which is traced"
             why = f"{config.model.target} lists {len(sources)} layers"
@@ -217,7 +244,7 @@ def trace_layers(model: nn.Module, config: RunConfig, division: Division | None 
     Args:
         model: the model, whole.
         config: the request.
-        division: the ranks that divide what can be divided, and is told what that is; None: the model stays whole.
+        division: the ranks that divide the model, and is told what they divide; None: it stays whole.
 
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
@@ -225,9 +252,12 @@ def trace_layers(model: nn.Module, config: RunConfig, division: Division | None 
     inputs = _traced_inputs([model], config)
     programs = trace(model, inputs, config.model.target)
     if division is not None:
+        from runner.model.sharded.sequence_layers import sequenced_programs
         from runner.model.sharded.traced import divided_programs
 
-        programs = divided_programs(model, programs, division)
+        if not division.divides:  # its operators tell what can be divided
+            programs = divided_programs(model, programs, division)
+        programs = sequenced_programs(model, programs, division)
     return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
 
 

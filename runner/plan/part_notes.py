@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runner.config.schema import HardwareConfig
 from runner.profile import ModelProfile
@@ -24,11 +24,12 @@ def part_notes(profile: ModelProfile, ranks: int, hardware: HardwareConfig) -> I
         return
     divided = profile.parameters_elsewhere * ranks / (ranks - 1) / max(1, profile.num_parameters)
     told = f"{ranks} ranks divide {min(divided, 1.0):.0%} of the weights, each has the others whole"
-    if profile.whole_weights:
-        named = [each.removeprefix("left whole: ") for each in profile.whole_weights]
-        more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        told += f": {'; '.join(named[:_MOST_NAMED])}{more}"
-    yield told
+    yield told + _listed([each.removeprefix("left whole: ") for each in profile.whole_weights])
+    if profile.gathered_logits:
+        name = profile.gathered_logits
+        yield f"every rank gets all features of {name}: only what a plain cross-entropy alone reads stays divided"
+    if profile.whole_tokens:
+        yield "not all values between layers are divided by tokens" + _listed(profile.whole_tokens)
     per_node = hardware.devices_per_node
     if per_node is not None and per_node % ranks:
         yield (
@@ -38,6 +39,11 @@ def part_notes(profile: ModelProfile, ranks: int, hardware: HardwareConfig) -> I
     why = draw_problem(profile)
     if why is not None:
         yield f"{why}: losses are those of one process in distribution, not in numbers"
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = f"; and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+    return f": {'; '.join(reasons[:_MOST_NAMED])}{more}" if reasons else ""
 
 
 def draw_problem(profile: ModelProfile) -> str | None:

@@ -227,7 +227,7 @@ class Exchange:
 
     Args:
         kind: ``all_reduce``, ``all_reduce_max``, ``all_gather`` or ``reduce_scatter``.
-        num_bytes: bytes of one tensor; of a gathering, those of the whole.
+        num_bytes: bytes of one tensor; of a gathering or a maximum, which gathers all, those of the whole.
         count: how many there are in a pass.
     """
 

@@ -163,6 +163,9 @@ class ModelProfile:
         parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
             them that are trained.
         whole_weights: where ranks divide layers: the weights that were looked at and stay whole, each with the reason.
+        divided_logits: the layer whose logits stay divided in training, because the loss takes parts; empty: none does.
+        gathered_logits: a layer of which all ranks put the features together; empty: none is.
+        whole_tokens: where ranks also divide the values between layers by tokens: where each has all tokens, and why.
         exchanges_take_time: whether the seconds of layers contain those of what the ranks that divide them exchange. Of
             a measured profile they do not; :func:`runner.plan.time.tensor.with_exchanges` adds them.
     """
@@ -198,6 +201,9 @@ class ModelProfile:
     parameters_elsewhere: int = 0
     trained_elsewhere: int = 0
     whole_weights: tuple[str, ...] = ()
+    divided_logits: str = ""
+    gathered_logits: str = ""
+    whole_tokens: tuple[str, ...] = ()
     exchanges_take_time: bool = False
 
     @property

@@ -70,7 +70,7 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
-        "parts": [config.parallelism.tensor, config.parallelism.sharding],
+        "parts": [config.parallelism.tensor, config.parallelism.sharding, config.parallelism.sequence],
         "precision": config.precision.name,
         "approximate_backward": asdict(config.approximate_backward),
         "compression": asdict(config.compression),

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, map_tensors
 from runner.model.layers import LayerSource, draws_from_torch_alone
+from runner.model.traced.module_structure import structure_of
 from runner.model.walk import Walk
 from runner.model.written import WrittenTensors
 from runner.profile import ChangedState
-from runner.profiling.alike import structure_of
 from runner.profiling.backward_scan import as_leaf
 
 __all__ = ["ChangedStates"]

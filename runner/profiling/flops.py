@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from runner.model.sharded.group import draws_apart, exchange_kind
+from runner.model.sharded.group import draws_apart, exchange_kind, group_of
 from runner.model.traced.cuts import draws_with
 from runner.profile import Exchange
 
@@ -44,7 +44,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws_apart |= draws_apart() and draws_with(func, args, kwargs or {})
         kind = exchange_kind(func)
         if kind is not None:
-            self.exchanged[kind, max(args[0].nbytes, made.nbytes)] += 1
+            gathered = group_of(args[-1]).degree if kind == "all_reduce_max" else 1
+            self.exchanged[kind, gathered * max(args[0].nbytes, made.nbytes)] += 1
         return made
 
     def exchanges(self) -> tuple[Exchange, ...]:

@@ -54,6 +54,7 @@ from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.layer_error import about_layer, about_loss, refusing
+from runner.profiling.logits import load_part
 from runner.profiling.meet import is_tried_here
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
@@ -235,7 +236,8 @@ def faked(
     """
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
     with fake_tensors(_shapes(by_values)), RealSizes(), dropout:
-        yield load_model(config, shard=0), map_tensors(_empty_like, inputs), map_tensors(_empty_like, targets)
+        faked_inputs, faked_targets = (map_tensors(_empty_like, each) for each in (inputs, targets))
+        yield load_part(config, faked_inputs, faked_targets), faked_inputs, faked_targets
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
@@ -284,8 +286,16 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         return profile
     raise_problems(model.division.problems(config.model.target))
     all_elements, trained = model.division.elements_elsewhere()
-    whole = tuple(dict.fromkeys(model.division.left))
-    return replace(profile, parameters_elsewhere=all_elements, trained_elsewhere=trained, whole_weights=whole)
+    whole, together = (tuple(dict.fromkeys(each)) for each in (model.division.left, model.division.together))
+    return replace(
+        profile,
+        parameters_elsewhere=all_elements,
+        trained_elsewhere=trained,
+        whole_weights=whole,
+        whole_tokens=together,
+        divided_logits=model.division.logits,
+        gathered_logits=model.division.gathered,
+    )
 
 
 def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
@@ -298,7 +308,7 @@ def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
     """Profile with real tensors, as in the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-    model = load_model(config, shard=0)
+    model = load_part(config, inputs, targets)
     with refusing(config):
         states = _state_bytes(config, dtype)
         profiler = _fill_profiler(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ def part_problems(config: RunConfig, parts: LoadedModel, inputs: Any) -> Iterato
         LayerError: a layer does not run with its parts.
     """
     whole = load_model(config)
+    if config.parallelism.sequence or (parts.division is not None and parts.division.logits):  # they give parts
+        parts = load_model(replace(config, parallelism=replace(config.parallelism, sequence=False)), shard=0)
     if whole.step is not None:  # a module with a training step of its own is one layer, whose output is a loss
         return
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)

@@ -73,7 +73,7 @@ def _outcomes(
 ) -> Iterator[tuple[Hashable, int, tuple[Any, Any]]]:
     """For each micro-batch of some samples, what the layers give of it, in bytes too, and the micro-batch itself."""
     dtype, device = dtype_of(config.precision.name), torch.device(device_type(config))
-    model = load_model(config, shard=0)
+    model = load_model(config, shard=0, logits=profile.divided_logits)
     modules = [cast_module(source.build(), dtype).to(device) for source in model.layers]
     count = flatten(batch[0])[0][0].shape[0]
     for start in range(0, count - profile.samples + 1, profile.samples):

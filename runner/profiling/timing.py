@@ -26,11 +26,11 @@ from runner.model.layers import LayerSource
 from runner.model.load import load_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.split.backward import backward_input, backward_weight
+from runner.model.traced.module_structure import structure_of
 from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.compression.timing import compression_seconds
 from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
-from runner.profiling.alike import structure_of
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.busy import Probes
 from runner.profiling.contracts import is_torchs_own, repeats
@@ -71,7 +71,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
     autocast = partial(autocasting, device_type=device.type, autocast=autocast_of(config.precision.name))
-    model = load_model(config, shard=0)
+    model = load_model(config, shard=0, logits=profile.divided_logits)
     inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
     given = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     make = optimizer_of(config.optimizer).profiler

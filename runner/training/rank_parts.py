@@ -201,7 +201,8 @@ def _model(config: RunConfig, plan: RunPlan, rank: int, *, filled: bool = False)
     Raises:
         RunFailedError: the number of layers differs from the plan's.
     """
-    model = load_model(config, filled=filled, shard=plan.topology.coordinates(rank).tensor)
+    shard, logits = plan.topology.coordinates(rank).tensor, plan.profile.divided_logits
+    model = load_model(config, filled=filled, shard=shard, logits=logits)
     planned, found = plan.partition[-1][1] + 1, len(model.layers)
     if found != planned:
         why = f"{config.model.target} has made another model here than for the plan"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.compose.resolve import resolve
+from runner.model.traced.module_structure import structure_of
 from runner.profile import ModelProfile
 from runner.profiling import alike
-from runner.profiling.alike import structure_of
 from runner.profiling.layer import profile_call
 from runner.profiling.model import profile_model
 

@@ -73,6 +73,21 @@ def narrowing(tokens: int = TOKENS) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(tokens, WIDTH), nn.Sequential(nn.Linear(WIDTH, tokens + 1)), nn.Softmax(-1))
 
 
+class _Mean(nn.Embedding):
+    """The mean of the tokens' vectors."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).mean(1)
+
+
+def pooled(tokens: int = TOKENS) -> nn.Sequential:
+    """Layers that ranks can divide, between which values have no tokens."""
+    feed = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+    return nn.Sequential(
+        _Mean(tokens, WIDTH), feed, nn.Linear(WIDTH, LENGTH * tokens), nn.Unflatten(1, (LENGTH, tokens))
+    )
+
+
 def loss(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 

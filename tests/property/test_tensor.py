@@ -20,6 +20,7 @@ STEPS = 3
 HEAD_NORMS = {"*.head_norm": "partial"}
 _RULES = tensor_models.RULES | HEAD_NORMS
 _SHARDING = "parallelism.sharding={" + ",".join(f"{name}:'{way}'" for name, way in _RULES.items()) + "}"
+SEQUENCE = "parallelism.sequence=true"
 _COMMON = (
     "model=custom", "model.target=tensor_models:build", "data=custom", "data.target=tensor_models:data", "loss=custom",
     "loss.target=tensor_models:loss", "data.batch_size=8", "data.shuffle=false",
@@ -96,6 +97,13 @@ LAYOUTS = {
     "recomputed": ("parallelism.tensor=2", "schedule.microbatches=2", "activation_checkpoint=full"),
     "offloaded": ("parallelism.tensor=2", "offload=activations_async"),
     "states are shared out": ("parallelism=three_d", "schedule.microbatches=2", "zero=1"),
+    "tokens are divided": (SEQUENCE, "parallelism.tensor=2"),
+    "tokens are divided in three dimensions": (
+        SEQUENCE,
+        "parallelism=three_d",
+        "schedule=zb_h1",
+        "schedule.microbatches=2",
+    ),
     "an average is of parts": ("parallelism.tensor=2", "trainer.ema_decay=0.9"),
 }
 
@@ -226,10 +234,12 @@ def test_the_same_layout_goes_on_bitwise(tmp_path: Path) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in weights_of(second).items())
 
 
-def test_dropout_of_whole_values_is_that_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
+def test_dropout_of_whole_values_is_that_of_one_process(sequence: str, tmp_path: Path) -> None:
+    """Also where each rank has its own tokens of them, for which it takes its part of the whole mask."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = run(whole, "model.kwargs.dropout=0.1")
-    made = divided(parts, "model.kwargs.dropout=0.1", "parallelism.tensor=2")
+    made = divided(parts, "model.kwargs.dropout=0.1", "parallelism.tensor=2", sequence)
     require_close(made.losses, expected.losses)
 
 
@@ -240,6 +250,44 @@ def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
     blocks, head_norm, logits = 4, 2 * 4 * tensor_models.WIDTH // tensor_models.HEADS, 8 * tensor_models.LENGTH * 14 * 4
     sums = (2 * blocks + 1) * 2 * activation + blocks * head_norm
     sent = 2 * (sums * 2 // 2 + logits // 2)  # of both ranks; a sum of two ranks sends as many bytes as it has
+    assert made.record.bytes_moved["tensor"] == sent
+    assert made.plan.tensor_bytes_sent == sent
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallelism.tensor=4", "parallelism.pipeline=2", "schedule=zb_h1", "schedule.microbatches=2"),
+        (SEQUENCE, "parallelism.tensor=2", "schedule.microbatches=2"),
+    ],
+)
+def test_a_loss_takes_parts_of_logits(layout: tuple[str, ...], start: dict[str, Tensor], tmp_path: Path) -> None:
+    made = divided(tmp_path, *layout, "loss.target=runner.zoo.losses:token_cross_entropy")
+    losses, weights = plain(start)
+    require_close(made.losses, losses)
+    require_same_weights(weights_of(tmp_path), weights)
+    assert made.plan.profile.divided_logits == "head"
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+    for counted, predicted in peaks(made):
+        assert 0.9 * predicted <= counted <= predicted
+
+
+def test_a_loss_of_parts_exchanges_three_numbers_per_target(tmp_path: Path) -> None:
+    target = "loss.target=runner.zoo.losses:token_cross_entropy"
+    made = divided(tmp_path, "parallelism.tensor=2", "trainer.max_steps=1", target)
+    tokens, blocks, head_norm = 8 * tensor_models.LENGTH, 4, 2 * 4 * tensor_models.WIDTH // tensor_models.HEADS
+    sums = (2 * blocks + 1) * 2 * tokens * tensor_models.WIDTH * 4 + blocks * head_norm
+    assert made.record.bytes_moved["tensor"] == 2 * (sums + 3 * tokens * 4)
+
+
+def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) -> None:
+    """As many as without, in halves of twice as many messages; and the gradients of weights that all tokens share."""
+    made = divided(tmp_path, "parallelism.tensor=2", SEQUENCE)
+    activation = 8 * tensor_models.LENGTH * tensor_models.WIDTH * 4
+    blocks, head_norm, logits = 4, 2 * 4 * tensor_models.WIDTH // tensor_models.HEADS, 8 * tensor_models.LENGTH * 14 * 4
+    norms_and_biases = (2 + 1 + 2) * 4 * tensor_models.WIDTH
+    sums = (2 * blocks + 1) * 2 * activation + blocks * (head_norm + norms_and_biases)
+    sent = 2 * (sums * 2 // 2 + logits // 2)
     assert made.record.bytes_moved["tensor"] == sent
     assert made.plan.tensor_bytes_sent == sent
 
@@ -260,6 +308,12 @@ def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
         (("parallelism.tensor=2", _SHARDING, "zero=2"), "zero.stage = 2: must be 1 with parallelism.tensor=2"),
         (("parallelism.tensor=2", _SHARDING, "zero=0"), "must be null or 1"),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
+        ((SEQUENCE,), "parallelism.sequence = true: belongs to parallelism.tensor=2"),
+        (("parallelism.tensor=4", _SHARDING, SEQUENCE), "6 tokens cannot be divided among 4 ranks"),
+        (
+            ("parallelism.tensor=2", SEQUENCE, "model.target=tensor_models:pooled"),
+            "must find values between layers that ranks can divide by tokens",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(overrides: tuple[str, ...], text: str, tmp_path: Path) -> None:

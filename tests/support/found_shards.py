@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from runner.model.sharded.finder import DividedPrograms, divided
 from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.sequence import sequenced
 from runner.model.traced.cuts import good_cuts
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
@@ -73,6 +74,7 @@ def compared(
     cut: bool = False,
     programs: dict[bool, Program] | None = None,
     tag_partial: bool = True,
+    tokens: bool = False,
 ) -> Compared:
     """Run a model of 64-bit numbers as it is, and on ranks.
 
@@ -81,6 +83,7 @@ def compared(
         cut: whether each rank runs a chain of segments.
         programs: the model's trace; made with the input if it is not given.
         tag_partial: whether gradients of whole weights may be parts.
+        tokens: whether values between divided layers are divided by tokens, too.
     """
     traced = programs or trace(model, value, "model")
     model.train(training).zero_grad()
@@ -98,8 +101,11 @@ def compared(
         for name, shard in result.shards.items():
             parameters[name].data = shard.cut(parameters[name].data)
             assert parameters[name].shape == shard.shape
-        cuts = good_cuts(result.programs[True], result.programs[False], 1) if cut else []
-        chain = [segment.train(training) for _, segment in split(own, result.programs, cuts)]
+        programs = result.programs
+        if tokens:
+            programs = sequenced(own, programs, group, (None,) * len(programs[True].inputs), last=True).programs
+        cuts = good_cuts(programs[True], programs[False], 1) if cut else []
+        chain = [segment.train(training) for _, segment in split(own, programs, cuts)]
         mine = _leaf(value)
         output = _run(chain, mine)
         forward, exchange.calls = exchange.calls, []

@@ -120,6 +120,14 @@ _NO_PARTS: Table[RunConfig] = Table(
             fix="parallelism.tensor=2",
             when=lambda c: is_given(c, "parallelism.sharding"),
         ),
+        Row(
+            "parallelism.sequence",
+            lambda c: c.parallelism.sequence,
+            "belongs to parallelism.tensor=2 and more",
+            "It divides values between layers that ranks divide",
+            fix="parallelism.tensor=2",
+            when=lambda c: is_given(c, "parallelism.sequence"),
+        ),
     ),
     applies=lambda c: c.parallelism.tensor == 1,
 )

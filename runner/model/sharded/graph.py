@@ -81,10 +81,11 @@ class Graph:
     Args:
         program: one mode of the model.
         model: the model, of which the parameters' identities are asked.
+        multiple: divides every unknown size, such as that of the batch.
     """
 
-    def __init__(self, program: Program, model: nn.Module) -> None:
-        self.program = program
+    def __init__(self, program: Program, model: nn.Module, multiple: int = 1) -> None:
+        self.program, self._multiple = program, multiple
         self.positions = {node: position for position, node in enumerate(program.nodes)}
         self._symbols: dict[Any, int] = {}
         self._primes = (
@@ -105,7 +106,7 @@ class Graph:
             return int(size)
         for symbol in sorted(size.node.expr.free_symbols, key=str):
             if symbol not in self._symbols:
-                self._symbols[symbol] = next(self._primes)
+                self._symbols[symbol] = next(self._primes) * self._multiple
         return int(size.node.expr.subs(self._symbols))
 
     def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ class Graph:
 
     def is_unknown(self, number: int) -> bool:
         """Whether a number depends on an unknown size."""
-        return any(number % prime == 0 for prime in self._symbols.values())
+        return any(number % (size // self._multiple) == 0 for size in self._symbols.values())
 
     # Matrix products
 

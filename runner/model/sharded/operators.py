@@ -16,12 +16,13 @@ from torch import Tensor
 from runner.model.sharded.group import group_of
 
 __all__ = [
-    "attention_apart",
+    "drawn_apart",
     "enter",
     "enter_alone",
     "gather",
     "gather_parts",
     "largest",
+    "keep_part",
     "leave",
     "own_part",
     "scatter_sum",
@@ -151,6 +152,12 @@ def gather(value: Tensor, dim: int, group: str) -> Tensor:
     return _all_gather(value, dim % value.dim(), False, group)  # type: ignore[no-any-return]
 
 
+def keep_part(value: Tensor, group: str) -> Tensor:
+    """A value of which each rank has a part, for readers that take the part."""
+    _end(group)
+    return value
+
+
 def gather_parts(value: Tensor, dim: int, group: str) -> Tensor:
     """The same for readers of which each rank has a part: the gradients of the whole are summed, and divided again."""
     return _all_gather(value, dim % value.dim(), True, group)  # type: ignore[no-any-return]
@@ -174,12 +181,12 @@ def _end(group: str) -> None:
     place.draw_together()
 
 
-def attention_apart(group: str, *args: Any, **kwargs: Any) -> Tensor:
-    """torch's attention over this rank's heads, whose dropout draws numbers that are the rank's own."""
+def drawn_apart(group: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """What an operator gives that draws numbers for this rank's own features, such as an attention with dropout."""
     place = group_of(group)
     place.draw_apart(args[0].device)
     try:
-        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+        return operator(*args, **kwargs)
     finally:
         place.draw_together()
 

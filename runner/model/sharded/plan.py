@@ -21,12 +21,14 @@ from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.values import Shard
-from runner.model.sharded.wrap import STYLES, divide, why_not
+from runner.model.sharded.wrap import STYLES, divide, keep_apart, why_not
+from runner.model.traced.operators import Program
 
 __all__ = ["Division", "Rules", "division_of", "rules_of"]
 
 _SHARDING = "parallelism.sharding"
 _DEGREE = "parallelism.tensor"
+_SEQUENCE = "parallelism.sequence"
 _MOST_REASONS = 3
 
 _OF_TRANSFORMERS = {
@@ -77,18 +79,32 @@ class Division:
     Args:
         group: the ranks.
         rules: what ``parallelism.sharding`` says, or None.
+        sequence: whether values between layers shall be divided by tokens.
 
     Attributes:
         shards: the part of each divided weight by its global name; those of layers that are not built yet are missing.
         divides: whether there are rules for a module so far.
         left: why weights that were looked at are whole, where a trace was searched for what can be divided.
+        programs: the model and its divided programs, of which a layer was made.
+        logits: the name of the layer whose logits are not put together in training, because the loss takes parts.
+        vocabulary: the number of these logits, of all ranks.
+        gathered: the name of a layer of which all ranks put the features together, such as other logits.
+        divides_tokens: whether values between layers are divided by tokens, so far.
+        together: why tokens are together somewhere, although that was asked for.
     """
 
     group: ShardGroup
     rules: Rules | None = None
+    sequence: bool = False
     shards: dict[str, Shard] = field(default_factory=dict)
     divides: bool = False
     left: list[str] = field(default_factory=list)
+    programs: dict[nn.Module, tuple[nn.Module, dict[bool, Program]]] = field(default_factory=dict)
+    logits: str = ""
+    vocabulary: int = 0
+    gathered: str = ""
+    divides_tokens: bool = False
+    together: list[str] = field(default_factory=list)
     _named: list[str] = field(default_factory=list)
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
@@ -100,6 +116,10 @@ class Division:
             rule = "must divide a layer"
             fix = '"parallelism.sharding={blocks.*.up: column, blocks.*.down: row}"'
             return [Problem(_DEGREE, self.group.degree, rule, why, fix)]
+        if self.sequence and not self.divides_tokens and not unused:
+            rule = "must find values between layers that ranks can divide by tokens"
+            why = "; ".join(self.together[:_MOST_REASONS]) or f"No layer of {target} sums over ranks for each token"
+            return [Problem(_SEQUENCE, True, rule, why, f"{_SEQUENCE}=false")]
         return unused
 
     def elements_elsewhere(self) -> tuple[int, int]:
@@ -155,6 +175,10 @@ class Division:
         raise_problems(list(dict.fromkeys(problem for place in chosen for problem in self._problems_of(place))))
         for place in chosen:
             divide(place.module, place.name, place.style or "whole", self.group, self.shards)
+            if self.logits and place.name == self.logits:
+                self.vocabulary = keep_apart(place.module)
+            elif place.style == "column_gathered":
+                self.gathered = place.name
             for local, weight in place.module.named_parameters(recurse=False):
                 if f"{place.name}.{local}" in self.shards:
                     self._weights[f"{place.name}.{local}"] = weight
@@ -225,9 +249,9 @@ def division_of(config: RunConfig, made: Any, shard: int | None) -> Division | N
     if shard is None or degree == 1:
         return None
     if asked is None:
-        return Division(ShardGroup(degree, shard), rules_of(made))
+        return Division(ShardGroup(degree, shard), rules_of(made), config.parallelism.sequence)
     rules = Rules(tuple((str(pattern), way) for pattern, way in asked.items()), _SHARDING)  # a name may be a number
-    return Division(ShardGroup(degree, shard), rules)
+    return Division(ShardGroup(degree, shard), rules, config.parallelism.sequence)
 
 
 def rules_of(module: Any, name: str = "") -> Rules | None:

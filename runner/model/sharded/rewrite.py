@@ -6,24 +6,20 @@ have the sizes of the traced batch, and so has what :attr:`Node.meta` says of an
 
 from __future__ import annotations
 
-import operator as plain
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 import runner.model.sharded.operators  # noqa: F401  # registers torch.ops.runner_shards
-from runner.model.sharded.emit import Emitter, traced_size
-from runner.model.sharded.graph import VIEWS, Graph, Product, arguments, operator, tensors_of
+from runner.model.sharded.editing import ProgramEditor
+from runner.model.sharded.graph import Graph, Product, arguments, operator, tensors_of
 from runner.model.sharded.group import ShardGroup
-from runner.model.sharded.operators import attention_apart
+from runner.model.sharded.operators import drawn_apart
 from runner.model.sharded.regions import Cut, Region
 from runner.model.sharded.search import Found
-from runner.model.sharded.splits import Divided, Split
+from runner.model.sharded.splits import Split
 from runner.model.sharded.values import Shard
 from runner.model.traced.operators import Program
 
@@ -80,7 +76,7 @@ def rewritten(graph: Graph, found: Found, group: ShardGroup, partial: frozenset[
     return rewriter
 
 
-class _Rewriter(Emitter):
+class _Rewriter(ProgramEditor):
     """See :func:`rewritten`.
 
     Attributes:
@@ -91,10 +87,9 @@ class _Rewriter(Emitter):
     program: Program
 
     def __init__(self, graph: Graph, found: Found, group: ShardGroup, partial: frozenset[str]) -> None:
-        super().__init__()
+        super().__init__(graph, group)
         self.dropouts: list[DividedDropout] = []
-        self._old, self._found, self._group, self._partial = graph, found, group, partial
-        self._made: dict[tuple[int, Node, str], Node] = {}  # entries, views of them, and own parts
+        self._found, self._partial = found, partial
         self._turned = {reader for region in found.regions for reader, _ in region.covered} - {*found.taken}
         self._region: Region | None = None  # in which the present operator lies
 
@@ -111,14 +106,18 @@ class _Rewriter(Emitter):
                 self.give(copied, self.empty(part.shape, node.meta["val"]))
         for node in program.nodes:
             self.source, self._region = node, self._found.taken.get(node)
+            self.scope = self._region
             try:
                 self.copies[node] = self._rewrite(node)
-                self._check(node)
+                if self._region is not None:
+                    self._check(node, self._region.splits.get(node))
             except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 reason = f"{node.name} cannot be divided: {str(error).splitlines()[0][:200]}"
                 raise MismatchError(self._region or self._found.regions[0], reason) from error
-        self.graph.output(map_arg(program.outputs, self.copies.__getitem__))
-        self._finish(program)
+        outputs = map_arg(program.outputs, self.copies.__getitem__)
+        self.graph.output(outputs)
+        made = self._finished(program, outputs)
+        self.program = replace(made, uncut=self._uncut(made.nodes))
 
     # Operators
 
@@ -178,7 +177,7 @@ class _Rewriter(Emitter):
         """A whole value as the region's operators read it; views of one value share one entry."""
         if self._old.base(operand) is operand:
             return self._once(operand, "enter", torch.ops.runner_shards.identity.default)
-        key = id(self._region), operand, "view"
+        key = id(self.scope), operand, "view"
         if key not in self._made:
             below = arguments(operand)["self"]
             entered = self._entered(below)
@@ -187,34 +186,6 @@ class _Rewriter(Emitter):
             self.evaluate(made)
             self._made[key] = made
         return self._made[key]
-
-    def _once(self, operand: Node, kind: str, target: Any, *arguments: Any) -> Node:
-        key = id(self._region), operand, kind
-        if key not in self._made:
-            self._made[key] = self.call(target, self.copies[operand], *arguments, self._group.name)
-        return self._made[key]
-
-    def _apply(self, node: Node, edits: Mapping[str, Any]) -> None:
-        """Give an operator other arguments, in which sizes are divided."""
-        if not edits:
-            return
-        assert isinstance(node.target, torch._ops.OpOverload)
-        names = [argument.name for argument in node.target._schema.arguments]
-        with self.graph.inserting_before(node):
-            for name, value in edits.items():
-                made = [self._size(each) for each in value] if isinstance(value, list) else self._size(value)
-                place = names.index(name)
-                if place < len(node.args):
-                    node.update_arg(place, made)
-                else:
-                    node.update_kwarg(name, made)
-
-    def _size(self, size: Any) -> Any:
-        if isinstance(size, Divided):
-            if isinstance(size.size, Node):
-                return self.call(plain.floordiv, self.copies[size.size], self._group.degree)
-            return size.size // self._group.degree
-        return self.copies[size] if isinstance(size, Node) else size
 
     def _row(self, product: Product) -> Node:
         """The sum of the ranks' products, and then the bias."""
@@ -225,6 +196,7 @@ class _Rewriter(Emitter):
         made = self.call(target, value, operand)
         made = self.call(torch.ops.runner_shards.all_reduce.default, made, self._group.name)
         self.added.discard(made)
+        self.keep(product.node, made)
         if product.bias is not None:
             made = self.call(_ATEN.add.Tensor, made, self.copies[product.bias])
             self.added.discard(made)
@@ -233,73 +205,12 @@ class _Rewriter(Emitter):
     def _attention(self, node: Node) -> Node:
         """Attention with a dropout of its probabilities, for which each rank draws numbers of its own."""
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._read)
-        copied = self.graph.call_function(attention_apart, (self._group.name, *args), kwargs)
+        assert isinstance(node.target, torch._ops.OpOverload)
+        copied = self.graph.call_function(drawn_apart, (self._group.name, node.target, *args), kwargs)
         copied.meta = {key: value for key, value in node.meta.items() if key != "val"}
         self.added.add(copied)
         self.evaluate(copied)
         return copied
-
-    def _dropout(self, given: Mapping[str, Any], split: Split) -> Node:
-        """Draw the mask of the whole value, in the order in which one process does, and apply the own part."""
-        whole, value = given["input"].meta["val"], self.copies[given["input"]]
-        strides = self.strides_of_new(whole)
-        order = sorted(range(whole.dim()), key=lambda dim: -strides[dim])
-        sizes = [self._whole_size(value, dim, size, dim == split.dim) for dim, size in enumerate(whole.shape)]
-        mask = self.call(_ATEN.new_ones.default, value, [sizes[dim] for dim in order])
-        mask = self.call(_ATEN.dropout.default, mask, given["p"], True)
-        if order != sorted(order):
-            mask = self.call(_ATEN.permute.default, mask, [order.index(dim) for dim in range(len(order))])
-        dim, group = split.dim, self._group.name
-        if split.pieces == 1:
-            mask = self.call(torch.ops.runner_shards.own.default, mask, dim, group)
-        else:
-            block = self._old.shape_of(whole)[dim] // split.pieces
-            mask = self.call(_ATEN.reshape.default, mask, [*sizes[:dim], -1, block, *sizes[dim + 1 :]])
-            mask = self.call(torch.ops.runner_shards.own.default, mask, dim + 1, group)
-            mask = self.call(_ATEN.reshape.default, mask, [*sizes[:dim], -1, *sizes[dim + 1 :]])
-        return self.call(_ATEN.mul.Tensor, value, mask)
-
-    def _whole_size(self, value: Node, dim: int, size: Any, divided: bool) -> Any:
-        if not isinstance(size, torch.SymInt):
-            return size
-        made = self.call(_ATEN.sym_size.int, value, dim)
-        return self.call(plain.mul, made, self._group.degree) if divided else made
-
-    def _check(self, node: Node) -> None:
-        """Compare what an operator gives with what was foreseen."""
-        made = self.copies[node]
-        if made not in self.changed or self._region is None:
-            return
-        split = self._region.splits.get(node)
-        wanted, given = [*tensors_of(node)], [*tensors_of(made)]
-        splits = split if isinstance(split, tuple) else [split] * len(wanted)
-        shapes = [self._shape(tensor, each) for tensor, each in zip(wanted, splits, strict=True)]
-        found = [tuple(tensor.shape) for tensor in given]
-        if shapes != found or [tensor.dtype for tensor in wanted] != [tensor.dtype for tensor in given]:
-            raise ValueError(f"a rank's part has the shape {found} where {shapes} was expected")
-        if split is None:
-            self.keep(node, made)
-
-    def _shape(self, tensor: Tensor, split: Split | None) -> tuple[int, ...]:
-        shape = [traced_size(size) for size in tensor.shape]
-        if split is not None:
-            shape[split.dim] //= self._group.degree
-        return tuple(shape)
-
-    def _finish(self, program: Program) -> None:
-        for node in reversed(self.graph.nodes):
-            if node.op == "call_function" and operator(node) in VIEWS and not node.users:
-                self.graph.erase_node(node)
-        nodes = tuple(node for node in self.graph.nodes if node.op in ("call_function", "get_attr"))
-        self.program = replace(
-            program,
-            nodes=nodes,
-            weights={self.copies[node]: name for node, name in program.weights.items()},
-            constants={self.copies[node]: constant for node, constant in program.constants.items()},
-            inputs=tuple(self.copies[each] if isinstance(each, Node) else each for each in program.inputs),
-            outputs=tuple(self.copies[each] if isinstance(each, Node) else each for each in program.outputs),
-            uncut=program.uncut | self._uncut(nodes),
-        )
 
     def _uncut(self, nodes: tuple[Node, ...]) -> frozenset[int]:
         """The positions that lie between the making of a region's value and its last use."""

@@ -74,6 +74,7 @@ def _segment(module: nn.Module, value: Any, source: LayerSource, target: str, di
         if found.shards:
             division.take(module, found.shards, source)
             ((_, segment),) = split(module, found.programs, [])
+            division.programs[segment] = module, found.programs
             return segment
         return module
     division.left.append(f"left whole: layer {source.index}: it cannot be traced")

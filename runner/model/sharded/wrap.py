@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from runner.model.sharded.group import ShardGroup
-from runner.model.sharded.operators import enter, enter_alone, gather, leave, own_part
+from runner.model.sharded.operators import enter, enter_alone, gather, keep_part, leave, own_part
 from runner.model.sharded.values import Shard
 from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding
 
-__all__ = ["STYLES", "ShardedModule", "divide", "why_not"]
+__all__ = ["STYLES", "ShardedModule", "divide", "keep_apart", "why_not"]
 
 
 class ShardedModule:
@@ -29,6 +29,7 @@ class ShardedModule:
     shard_group: str
     entered: bool  # whether the input is whole, of which the own features are taken
     gathered: int | None  # the features of the whole output, if it is put together again
+    apart_in_training: bool  # whether it is not, in training
 
 
 class _Column(ShardedModule):
@@ -38,6 +39,8 @@ class _Column(ShardedModule):
         made: Tensor = super().forward(enter(value, self.shard_group))  # type: ignore[misc]
         if self.gathered is None:
             return made
+        if self.apart_in_training and self.training:  # type: ignore[attr-defined]
+            return keep_part(made, self.shard_group)
         return gather(made, -1, self.shard_group).narrow(-1, 0, self.gathered)
 
 
@@ -170,11 +173,18 @@ def divide(module: nn.Module, name: str, style: str, group: ShardGroup, shards: 
     STYLES[kind](module, name, int(number or 1), group, shards)
 
 
+def keep_apart(module: nn.Module) -> int:
+    """Let a layer with gathered features return this rank's part in training; the number of features of all ranks."""
+    made: Any = module
+    made.apart_in_training = True
+    return int(made.gathered)
+
+
 def _become(module: nn.Module, mixin: type, group: ShardGroup) -> Any:
     own: Any = type(module)
     module.__class__ = _subclass(mixin, own)
     made: Any = module
-    made.shard_group, made.entered, made.gathered = group.name, False, None
+    made.shard_group, made.entered, made.gathered, made.apart_in_training = group.name, False, None, False
     return made
 
 

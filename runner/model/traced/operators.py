@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Program:
         outputs: the model's output, flat: nodes and plain values.
         conditions: what the sizes of the input must be, as the model's code has taken the traced way.
         input_spec, output_spec: the nesting of the flat lists; that of the input is for (args, kwargs).
+        parts: the inputs of which a rank has a part, each with the divided dimension and the number of parts.
         uncut: positions at which it must not be cut, because a value crosses that ranks do not have in common.
     """
 
@@ -65,6 +66,7 @@ class Program:
     input_spec: Any
     output_spec: Any
     uncut: frozenset[int] = frozenset()
+    parts: Mapping[Node, tuple[int, int]] = field(default_factory=dict)
 
 
 def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:

@@ -113,6 +113,7 @@ class _Entry:
         self._inputs = tuple(each.name if isinstance(each, Node) else _Constant(each) for each in program.inputs)
         self._spec, self._conditions = program.input_spec, program.conditions
         self._shapes: dict[str, tuple[Any, ...]] = {}
+        self._parts = {node.name: part for node, part in program.parts.items()}
         for node in program.inputs:
             shape = getattr(node.meta.get("val"), "shape", None) if isinstance(node, Node) else None
             if isinstance(node, Node) and shape is not None:
@@ -133,16 +134,30 @@ class _Entry:
         if len(flat) != len(self._inputs) or len(ordered) != len(kwargs):
             raise ValueError(f"the model was traced with {len(self._inputs)} inputs ({self._spec}), got {spec}")
         bound: list[Any] = []
+        whole: list[Any] = []
         sizes: dict[str, int] = {}
         for name, given in zip(self._inputs, flat, strict=True):
             if isinstance(name, _Constant):
                 if not name.equals(given):
                     raise ValueError(f"the model was traced with the input {name.value!r}, got {given!r}")
+                whole.append(given)
                 continue
-            self._check(name, given, sizes)
+            whole.append(self._whole(name, given))
+            self._check(name, whole[-1], sizes)
             bound.append(given)
+        if self._parts:
+            args, named = pytree.tree_unflatten(whole, spec)
+            kwargs = dict(named)
         self._conditions.check(args, kwargs, sizes)
         return tuple(bound)
+
+    def _whole(self, name: str, given: Any) -> Any:
+        """An input, or something of the shape of the whole of which it is a rank's part."""
+        if name not in self._parts or not isinstance(given, Tensor):
+            return given
+        (dim, degree), shape = self._parts[name], list(given.shape)
+        shape[dim] *= degree
+        return given.new_empty(1).expand(shape)
 
     def _check(self, name: str, given: Any, sizes: dict[str, int]) -> None:
         traced = self._shapes.get(name)
