@@ -89,16 +89,19 @@ _SCHEDULE = Command(
 )
 _REPORT = Command(
     name="report",
-    summary="tables and figures of a run or a sweep",
-    usage="DIR [--sort COLUMN] [--allow NAMES] [--json]",
+    summary="tables and figures of a run or a sweep, or of several side by side",
+    usage="DIR [DIR ...] [--sort COLUMN] [--allow NAMES] [--json]",
     about=(
         "Reads the record.json of a run's directory, or of every job of a sweep's, prints the tables and writes the "
-        "figures beside them. It reads records only, so that it works on any machine. Of the functions that records "
+        "figures beside them; of several directories, or a folder of runs, what differs first. It reads records only, "
+        "so that it works on any machine. Of the functions that records "
         "name as sweep_report, it calls only shipped ones and those that you allow."
     ),
     examples=(
         ("runner report outputs/run/2026-01-31_12-00-00", "one run"),
         ("runner report outputs/rates --sort val_loss", "a sweep, its best job first"),
+        ("runner report outputs/first outputs/second", "two runs side by side"),
+        ("runner report outputs", "all runs below a folder"),
     ),
     flags=(
         _JSON,

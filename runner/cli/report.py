@@ -12,24 +12,27 @@ __all__ = ["run"]
 
 
 def run(arguments: Arguments) -> int:
-    """Print and write the report of one directory. A job that SLURM has ended before it could say so is recorded first.
+    """Print and write the report of one directory, or of several side by side.
+
+    A job that SLURM has ended before it could say so is recorded first.
 
     Raises:
         RequestError: the directory holds no record, or the table of runs has no such column.
     """
     problems = list(arguments.problems)
-    if len(arguments.words) != 1:
-        asked = " ".join(arguments.words) or None
-        rule = "must be one directory of a run or of a sweep"
-        problems.append(Problem("DIR", asked, rule, fix="runner report outputs/NAME/TIME"))
+    if not arguments.words:
+        rule = "must be the directory of a run or of a sweep, several of them, or a folder of runs"
+        problems.append(Problem("DIR", None, rule, fix="runner report outputs"))
     raise_problems(problems)
     from runner.launch.slurm.ended import complete_ended
     from runner.report.write import REPORT_DIRECTORY, report, tables
 
     named = arguments.value("allow")
     allowed = named.split(",") if named else ()
-    complete_ended(Path(arguments.words[0]))
-    found = report(Path(arguments.words[0]), sort=arguments.value("sort"), allowed=allowed)
+    places = [Path(word) for word in arguments.words]
+    for place in places:
+        complete_ended(place)
+    found = report(places, sort=arguments.value("sort"), allowed=allowed)
     if arguments.switch("json"):
         print(json.dumps(found.to_json(), indent=2))
         return EXIT_OK

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.units import byte_unit
 from runner.printable import printable_line
+from runner.report.labels import short_labels
 from runner.report.read import Report, Run
-from runner.report.tables import labels
+from runner.report.swept import curves, swept_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,7 @@ _BEST = 10  # lines that are named among many
 _INCHES_PER_LETTER = 0.075  # in a legend
 _INCHES_OF_A_LINE = 0.4  # the sample of an entry, and the gap to the next one
 _INCHES_PER_ROW = 0.19
+_DECADES = 10  # times the lowest value of a key, from which on its axis is logarithmic
 _WIDE = 200  # times the lowest loss
 _LONGEST_NAME = 84  # letters: what fits into one row of a legend
 _WRAPPED_NAME = 44  # letters in a line beside a bar
@@ -36,11 +38,12 @@ _WRAPPED_NAME = 44  # letters in a line beside a bar
 
 def draw_figures(report: Report, directory: Path) -> list[Path]:
     """Draw every figure for which the records have data into ``directory``, and return the files."""
-    named = [(_name(run, label), run) for run, label in zip(report.runs, labels(report), strict=True)]
+    named = [(_name(run, label), run) for run, label in zip(report.runs, short_labels(report), strict=True)]
     drawn = [
         _losses(named, directory / "loss.png"),
         _step_seconds(named, directory / "step_seconds.png"),
         _memory(named, directory / "memory.png"),
+        *(_by_key(report, key, directory / f"loss_by_{key}.png") for key in swept_keys(report)),
     ]
     return [path for path in drawn if path is not None]
 
@@ -70,6 +73,21 @@ def _losses(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
         axes.set_yscale("log")
     if not all(told):
         axes.plot([], [], color="0.8", linewidth=1, label=f"{told.count(False)} others")
+    return _save(figure, axes, path)
+
+
+def _by_key(report: Report, key: str, path: Path) -> Path | None:
+    """The last loss against a number that was swept; one line for each combination of what else differs."""
+    drawn = curves(report, key)
+    if not drawn:
+        return None
+    figure, axes = _figure(_plain(key), "last loss", _HEIGHT)
+    for name, points in drawn:
+        label: dict[str, Any] = {"label": _plain(name)} if name else {}
+        axes.plot([x for x, _ in points], [y for _, y in points], "o-", linewidth=1, markersize=4, **label)
+    values = [x for _, points in drawn for x, _ in points]
+    if min(values) > 0 and max(values) >= _DECADES * min(values):
+        axes.set_xscale("log")
     return _save(figure, axes, path)
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from runner.errors import Problem, did_you_mean, raise_problems
 from runner.report.best import MODES, name_and_mode
 from runner.report.read import Report
+from runner.report.speed import SPEEDS
 from runner.report.tables import runs_table
 
 __all__ = ["in_order"]
 
-_LARGEST_FIRST = ("steps", "samples_per_second")
-_SHOWN_AS = {"step": "median_step_seconds", "peak_memory": "peak_memory_bytes"}  # short headers of the shown table
+_LARGEST_FIRST = ("steps", "samples_per_second", "tokens_per_second")
+_SHOWN_AS = {"step": "median_step_seconds", "peak_memory": "peak_memory_bytes"}
+_SHOWN_AS |= {speed.header: speed.value_header for speed in SPEEDS}  # short headers of the shown table
 
 
 def in_order(found: Report, column: str) -> Report:

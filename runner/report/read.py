@@ -11,10 +11,10 @@ from runner.errors import Problem, raise_problems
 from runner.record import RECORD_FILE, RunRecord, read_steps, step_seconds
 from runner.report.ledger import LEDGER_FILE, Ledger, is_running
 
-__all__ = ["Report", "Run", "differences", "read_report", "wrong_directory"]
+__all__ = ["Report", "Run", "differences", "is_sweep", "read_report", "wrong_directory"]
 
 # Fields that say nothing about what a run does.
-_NO_DIFFERENCE = ("run_dir",)
+_NO_DIFFERENCE = ("run_dir", "resume")
 _NOT_DONE = ("waiting", "running", "preempted", "interrupted")
 
 
@@ -110,6 +110,13 @@ def read_report(directory: Path) -> Report:
     left = (directory / LEDGER_FILE).exists() and any(run.record.status in _NOT_DONE for run in runs)
     cut = left and not is_running(directory)
     return Report(directory, True, runs, differences([run.record.config for run in runs]), cut)
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory holds the directories of jobs: 0, 1 and so on."""
+    return any(directory.glob(f"[0-9]*/{RECORD_FILE}")) and not any(
+        not path.parent.name.isdecimal() for path in directory.glob(f"*/{RECORD_FILE}")
+    )
 
 
 def wrong_directory(directory: Path) -> Problem:

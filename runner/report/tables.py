@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from runner.printable import markdown_text, printable_line
 from runner.record import RunRecord
 from runner.report.best import LOSSES, best_of, figure_of, figures_of
 from runner.report.fit import fitted
+from runner.report.labels import has_overrides, labels
 from runner.report.read import Report, Run
+from runner.report.speed import speeds_of
 
 if TYPE_CHECKING:
     from rich.console import RenderResult
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "TextTable",
-    "labels",
+    "differences_table",
     "predicted_measured",
     "predicted_measured_table",
     "runs_table",
@@ -158,45 +161,43 @@ def runs_table(report: Report) -> TextTable:
     """
     runs, (best, note) = report.runs, _best(report)
     own_of = labels(report)
-    told = [] if len(runs) == 1 and not report.is_sweep else ["overrides" if _has_overrides(report) else "differs"]
+    told = [] if not report.is_sweep else ["overrides" if has_overrides(report) else "differs"]
     validated = any(run.record.val_loss for run in runs)
     metrics = [name for name in figures_of(runs) if name not in LOSSES]
+    speeds = speeds_of(runs) if len(runs) > 1 else ()  # a single run has a table of them
     rows, values = [], []
     for index, run in enumerate(runs):
         own = [own_of[index]] if told else []
         name = f"{run.name}{_BEST}" if run is best else run.name
         seen = [_shown(run.val_loss, "")] if validated else []
         seen += [_shown(run.metrics.get(metric), "") for metric in metrics]
-        figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
+        fast = (speed.cell(run) for speed in speeds)
+        figures = (_shown(run.median_seconds, "s"), *fast, _shown(run.peak_memory_bytes, "B"))
         rows.append((name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
         exact = [run.loss, run.val_loss, *(run.metrics.get(metric) for metric in metrics)]
         exact += [run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes]
+        exact += [speed.of(run.record) for speed in speeds]
         configured = (configs[index] for configs in report.differing.values())
         ended = (run.record.status, run.record.steps)
         values.append((run.name, *own, *ended, *exact, run.record.reason or "", *configured))
-    spare = tuple(name.replace("_", " ", 1) for name in metrics)
-    seen_names = [*(["val loss"] if validated else []), *spare]
-    header = ("run", *told, "status", "loss", *seen_names, "step", "peak memory")
+    named, fast_names = [name.replace("_", " ", 1) for name in metrics], [speed.header for speed in speeds]
+    seen_names = [*(["val loss"] if validated else []), *named]
+    header = ("run", *told, "status", "loss", *seen_names, "step", *fast_names, "peak memory")
     exact_names = ("loss", "val_loss", *metrics, "median_step_seconds", "samples_per_second", "peak_memory_bytes")
+    exact_names += tuple(speed.value_header for speed in speeds)
     value_header = ("run", *told, "status", "steps", *exact_names, "reason", *report.differing)
     notes = (*note, *(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason))
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)
-    return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes, spare)
+    return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes, (*named, *fast_names))
 
 
-def labels(report: Report) -> list[str]:
-    """What tells each run from the others: its overrides in a sweep, else the fields that differ; may be empty."""
-    if _has_overrides(report):
-        return [" ".join(run.record.extras.get("overrides", [])) for run in report.runs]
-    return [
-        " ".join(f"{path}={_text(configs[index])}" for path, configs in report.differing.items())
-        for index in range(len(report.runs))
-    ]
-
-
-def _has_overrides(report: Report) -> bool:
-    return any("overrides" in run.record.extras for run in report.runs)
+def differences_table(report: Report) -> TextTable:
+    """Where runs of several directories lie, and what each of them has that not all have."""
+    places = [os.path.relpath(run.directory, report.directory) for run in report.runs]
+    rows = tuple(zip((run.name for run in report.runs), places, labels(report), strict=True))
+    header = ("run", "place", "differs")
+    return TextTable("what differs", header, rows, header, rows)
 
 
 def _best(report: Report) -> tuple[Run | None, tuple[str, ...]]:
@@ -211,12 +212,6 @@ def _progress(record: RunRecord) -> str:
     """How a run ended or, if it is running, how far it is."""
     last = record.config.get("trainer", {}).get("max_steps")
     return f"{record.status} {record.steps}/{last}" if record.status == "running" and last else record.status
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _at(values: Sequence[float | None], index: int) -> float | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from runner.printable import markdown_text
 from runner.report.figures import draw_figures
 from runner.report.order import in_order
-from runner.report.read import Report, read_report
+from runner.report.read import Report
 from runner.report.recipe import recipe_report, refusal
-from runner.report.tables import TextTable, predicted_measured_table, runs_table, seconds_table
+from runner.report.several import read_reports
+from runner.report.tables import TextTable, differences_table, predicted_measured_table, runs_table, seconds_table
 
 __all__ = ["REPORT_DIRECTORY", "report", "tables"]
 
@@ -21,11 +22,16 @@ REPORT_DIRECTORY = "report"
 
 
 def report(
-    directory: Path | str, *, write: bool = True, sort: str | None = None, allowed: Collection[str] = ()
+    directory: Path | str | Sequence[Path | str],
+    *,
+    write: bool = True,
+    sort: str | None = None,
+    allowed: Collection[str] = (),
 ) -> Report:
     """Read the records under ``directory`` and, if ``write``, write tables and figures to its subfolder ``report/``.
 
-    It works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
+    It works on a run or a sweep, finished or not, on a folder of such, and on several, whose report lies in the folder
+    that they have in common. Files: ``report.md``, one CSV per table, one PNG per figure.
 
     Args:
         sort: a column of the table of runs, by which tables and figures are ordered (:func:`in_order`).
@@ -34,7 +40,8 @@ def report(
     Raises:
         RequestError: there is no record under ``directory``, or no such column.
     """
-    found = read_report(Path(directory))
+    named = [directory] if isinstance(directory, Path | str) else directory
+    found = read_reports([Path(each) for each in named])
     found = found if sort is None else in_order(found, sort)
     if told := refusal(found, allowed):
         logger.warning("%s", told)
@@ -50,12 +57,14 @@ def tables(found: Report, allowed: Collection[str] = ()) -> dict[str, TextTable]
     """The tables of the report by the name of their file; ``allowed`` is that of :func:`report`.
 
     There is always one of all runs; for a sweep also those of its recipe, for a single run also its prediction and its
-    time.
+    time. Several runs stand side by side.
     """
-    shown = {"runs": runs_table(found)}
+    several = len(found.runs) > 1 and not found.is_sweep
+    shown = {"differences": differences_table(found)} if several else {}
+    shown["runs"] = runs_table(found)
     if found.is_sweep:
         shown |= recipe_report(found, allowed).tables
-    else:
+    elif len(found.runs) == 1:
         record = found.runs[0].record
         shown["predicted_measured"] = predicted_measured_table(record)
         if any(value is not None for value in record.seconds.values()):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def test_help_shows_the_options_of_the_working_directory(
         (["schedule", "--svg", "/nowhere/a.svg"], "--svg = /nowhere/a.svg: must be a file in a folder that exists. Try --svg a.svg."),
         (["train", "-m", "model=gpt", "seed=a,b"], "seed = a: must be a whole number. It is text."),
         (["plan", "-m", "model=gpt", "optimizer=glob(zz)"], "optimizer = glob(zz): nothing matches, so that there is no job."),
-        (["report"], "DIR = null: must be one directory of a run or of a sweep. Try runner report outputs/NAME/TIME."),
+        (["report"], "DIR = null: must be the directory of a run or of a sweep, several of them, or a folder of runs. Try runner report outputs."),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_told_on_standard_error(
@@ -235,7 +236,8 @@ def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -
 
     seen: list[object] = []
 
-    def train(config: RunConfig, *, command: str) -> int:
+    def train(config: RunConfig, *, command: str, begun: float) -> int:
+        assert 0 < begun <= time.perf_counter()
         seen.append((config.model.name, command))
         return 75
 

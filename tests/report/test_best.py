@@ -133,7 +133,7 @@ def test_legends_name_overrides_and_cover_nothing(tmp_path: Path, monkeypatch: p
     drawn: dict[str, Figure] = {}
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **kwargs: drawn.update({Path(path).stem: figure}))
     report(write(tmp_path / "s", seconds={"compute": 1.0, "bubble": 0.5}, peak_memory_bytes={"measured": [1.0, 2.0]}))
-    assert drawn.keys() == {"loss", "step_seconds", "memory"}
+    assert drawn.keys() == {"loss", "step_seconds", "memory", "loss_by_optimizer.lr"}
     for figure in drawn.values():
         figure.canvas.draw()
         (legend,), (axes,) = figure.legends, figure.axes

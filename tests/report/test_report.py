@@ -93,12 +93,22 @@ def test_the_parts_of_a_step_and_their_shares() -> None:
 
 def test_every_job_keeps_its_row_and_its_reason(sweep: Path) -> None:
     table = runs_table(read_report(sweep))
-    assert table.header == ("run", "overrides", "status", "loss", "val loss", "step", "peak memory")
+    assert table.header == (
+        "run",
+        "overrides",
+        "status",
+        "loss",
+        "val loss",
+        "step",
+        "predicted",
+        "bubble",
+        "peak memory",
+    )
     assert table.rows == (
-        ("0", "optimizer.lr=0.1", "ok", "0.3333", "0.25", "200 ms", "100 B"),
-        ("1", "optimizer.lr=0.2", "failed", "nan", "-", "-", "-"),
-        ("2", "optimizer.lr=no|number", "unsupported", "-", "-", "-", "-"),
-        ("3", "optimizer.lr=0.3", "running 2/3", "4", "-", "2 s", "-"),
+        ("0", "optimizer.lr=0.1", "ok", "0.3333", "0.25", "200 ms", "210 ms", "20%", "100 B"),
+        ("1", "optimizer.lr=0.2", "failed", "nan", "-", "-", "-", "-", "-"),
+        ("2", "optimizer.lr=no|number", "unsupported", "-", "-", "-", "-", "-", "-"),
+        ("3", "optimizer.lr=0.3", "running 2/3", "4", "-", "2 s", "-", "-", "-"),
     )
     assert table.notes == ("1: rank 1 (stage 1, layers 4..7) died: SIGKILL", "2: a: no.\nb: no.")
 
