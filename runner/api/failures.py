@@ -19,16 +19,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from typing_extensions import override
 
-from runner.errors import EXIT_FAILED
+from runner.errors import EXIT_FAILED, RequestError
 from runner.launch.failure import RankFailure, tell_torchrun
+from runner.printable import printable
 
-__all__ = ["ScriptLauncher", "report_failure"]
+__all__ = ["ScriptLauncher", "report_failure", "tell_refusals"]
 
 _FOLDER = "RUNNER_FAILURES"  # the environment variable that names the folder
 _POLL_SECONDS = 0.1
@@ -41,6 +43,25 @@ def report_failure(error: BaseException, rank: int) -> None:
     folder = os.environ.get(_FOLDER)
     if folder is not None and Path(folder).is_dir():
         RankFailure.of(error).save(Path(folder) / f"{rank}.json")
+
+
+def tell_refusals() -> None:
+    """Let a script that asks for something wrong end with the lines that say what, without the frames above them.
+
+    Other errors are told as before.
+    """
+    before = sys.excepthook
+    if getattr(before, "tells_refusals", False):
+        return
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, RequestError):
+            print(printable(str(error)), file=sys.stderr, flush=True)
+        else:
+            before(kind, error, trace)
+
+    told.tells_refusals = True  # type: ignore[attr-defined]
+    sys.excepthook = told
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

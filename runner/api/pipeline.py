@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.api.failures import ScriptLauncher, report_failure
+from runner.api.failures import ScriptLauncher, report_failure, tell_refusals
+from runner.api.trace import lists_layers, traced_layers
 from runner.engine.engine import EngineOptions
 from runner.engine.update.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
@@ -93,6 +94,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
         scaling: LossScaling | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
+        tell_refusals()
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
         spec = registry.find_spec(schedule)
         if spec is not None and spec.prediction is not None:
@@ -158,7 +160,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
 
     @override
     def connect(self, model: pl.LightningModule) -> None:
-        """Adapt a LightningModule with ``layers()`` and ``loss`` so that the pipeline can run it."""
+        """Adapt a LightningModule with ``loss``, and ``layers()`` or a forward, so that the pipeline can run it."""
         if not isinstance(model, pipeline.PipelineModule):
             self._adapt(model)
         super().connect(model)
@@ -182,8 +184,11 @@ class PipelineStrategy(pipeline.EngineStrategy):
 
     def _adapt(self, model: pl.LightningModule) -> None:
         raise_problems(_module_problems(model))
-        self._sources = layers_of(model, self.options.seed, type(model).__name__)
         num_stages = self.plan.schedule.stages
+        if lists_layers(model) or num_stages == 1:
+            self._sources = layers_of(model, self.options.seed, type(model).__name__)
+        else:
+            self._sources = traced_layers(model, num_stages)
         name = "uniform" if self._boundaries is None else "manual"
         raise_problems(partition_problems(name, self._boundaries, num_stages, len(self._sources)))
         partition = _cut(len(self._sources), num_stages, self._boundaries)
@@ -250,10 +255,6 @@ def _overlap_problems(schedule: Schedule, options: EngineOptions) -> list[Proble
 def _module_problems(model: pl.LightningModule) -> list[Problem]:
     name = type(model).__name__
     problems = []
-    layers = getattr(model, "layers", None)
-    if not callable(layers) or isinstance(layers, nn.Module):
-        why = "A pipeline cuts a model between layers: def layers(self) returns them in order"
-        problems.append(Problem(name, type(layers).__name__, "must have a method layers()", why))
     if not callable(getattr(model, "loss", None)):
         why = "The last stage computes it: def loss(self, output, target) returns a mean over samples, or (sum, weight)"
         problems.append(Problem(name, None, "must have a method loss(output, target)", why))

@@ -51,6 +51,7 @@ Section = TypeVar("Section")
 
 WATCHDOG_MARGIN_SECONDS = 10.0
 SERVICE_LOGGERS = ("wandb", "mlflow")  # each is named as the package that it needs
+BESIDE = ("tensorboard", "csv", *SERVICE_LOGGERS)  # loggers that may stand beside another one
 
 
 @dataclass
@@ -472,6 +473,7 @@ class LoggerConfig:
     name: str = "tensorboard"
     target: str | None = None  # class of a Lightning logger, package.module:Class
     kwargs: dict[str, Any] = field(default_factory=dict)  # its arguments
+    others: list[str] = field(default_factory=list)  # loggers beside it: logger=[tensorboard,csv]
 
 
 @dataclass

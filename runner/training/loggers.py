@@ -10,13 +10,13 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
-from runner.config.schema import RunConfig
+from runner.config.schema import LoggerConfig, RunConfig
 from runner.errors import Problem, did_you_mean
 from runner.record import RunRecord
 from runner.targets import import_target, with_environment
 from runner.training.csv_log import CsvRows
 
-__all__ = ["PROFILER_FOLDER", "build_logger", "build_profiler", "logger_problems", "note_identity"]
+__all__ = ["PROFILER_FOLDER", "build_loggers", "build_profiler", "logger_problems", "note_identity"]
 
 _IN_EVERY_ROW = {"epoch"}
 PROFILER_FOLDER = "profiler"
@@ -26,20 +26,30 @@ IDENTITY = "logger_id"
 # Arguments of the loggers that write into the run's directory which are the run's to choose.
 _OWN_PLACE = dict.fromkeys(("csv", "tensorboard"), ("save_dir", "name", "version", "log_dir", "sub_dir"))
 
+_SERVICES = {"wandb": "lightning.pytorch.loggers:WandbLogger", "mlflow": "lightning.pytorch.loggers:MLFlowLogger"}
+
 # Arguments by which Lightning's loggers for services continue an earlier run.
 _IDENTITY_ARGUMENTS = ("version", "run_id", "experiment_key")
 
 
-def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) -> Logger | bool:
-    """The logger that ``logger=…`` names; only rank 0 has one that writes.
+def build_loggers(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) -> list[Logger]:
+    """The loggers that ``logger=…`` names; only rank 0 has some that write.
 
     Args:
         steps: number of steps that the run has taken already. Entries of later steps are removed if files hold them.
     """
-    kwargs: dict[str, Any] = with_environment(config.logger.kwargs)
-    match config.logger.name:
+    asked = config.logger
+    others = [LoggerConfig(name, _SERVICES.get(name)) for name in asked.others]
+    made = (_build(each, run_dir, rank, steps) for each in (asked, *others))
+    return [logger for logger in made if logger is not None]
+
+
+def _build(asked: LoggerConfig, run_dir: Path, rank: int, steps: int) -> Logger | None:
+    """One logger; None where nothing is logged on this rank."""
+    kwargs: dict[str, Any] = with_environment(asked.kwargs)
+    match asked.name:
         case "none":
-            return False
+            return None
         case "tensorboard":
             if steps:
                 kwargs.setdefault("purge_step", steps + 1)
@@ -47,11 +57,11 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
         case "csv":
             return _csv_logger(run_dir, rank, steps, kwargs)
     if rank != 0:
-        return False  # a third-party logger may open a connection as soon as it is made
-    make = import_target("logger.target", config.logger.target or "")
+        return None  # a third-party logger may open a connection as soon as it is made
+    make = import_target("logger.target", asked.target or "")
     made = make(**_identity(make, run_dir, kwargs), **kwargs)
     if not isinstance(made, Logger):
-        raise TypeError(f"logger.target = {config.logger.target} is no Lightning logger")
+        raise TypeError(f"logger.target = {asked.target} is no Lightning logger")
     return _once_and_from_one(made)
 
 
@@ -121,10 +131,11 @@ def _once_and_from_one(logger: Logger, steps: int = 0, of_last_step: Iterable[st
     return logger
 
 
-def note_identity(logger: Logger | None, run_dir: Path) -> None:
-    """Save the run's identity in the logger's service in the record; on rank 0, after the logger has started."""
-    identity = logger.version if logger is not None else None
-    if isinstance(identity, str) and not isinstance(logger, TensorBoardLogger | CSVLogger):
+def note_identity(loggers: Iterable[Logger], run_dir: Path) -> None:
+    """Save the run's identity in a logger's service in the record; on rank 0, after the loggers have started."""
+    services = (logger for logger in loggers if not isinstance(logger, TensorBoardLogger | CSVLogger))
+    identity = next((logger.version for logger in services if isinstance(logger.version, str)), None)
+    if identity is not None:
         record = RunRecord.load(run_dir)
         record.replace(extras=record.extras | {IDENTITY: identity}).save(run_dir)
 

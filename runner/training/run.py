@@ -48,7 +48,7 @@ from runner.training.data.loading import (
 from runner.training.data.timed import TimedLoader
 from runner.training.finish import Times, finish
 from runner.training.lightning_module import TrainedModule
-from runner.training.loggers import build_logger, build_profiler, note_identity
+from runner.training.loggers import build_loggers, build_profiler, note_identity
 from runner.training.measure.prediction import measured_plan
 from runner.training.measure.shared import SharedFigures, store_of_ranks
 from runner.training.measure.spent import REHEARSAL, STEPS, Spent
@@ -122,7 +122,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
         if rank == 0:
-            note_identity(trainer.logger, run_dir)
+            note_identity(trainer.loggers, run_dir)
         spent.enter(STEPS)
         clock.start()
 
@@ -326,7 +326,7 @@ def _trainer(parts: RankParts, run_dir: Path, callbacks: list[Callback], *, rank
         limit_val_batches=1.0 if parts.loaders[1] is not None else 0,
         num_sanity_val_steps=0,
         # Not the strategy's rank, which is 0 everywhere until a trainer has the strategy.
-        logger=build_logger(config, run_dir, rank if world_size > 1 else 0, steps_before),
+        logger=build_loggers(config, run_dir, rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
         default_root_dir=str(run_dir),

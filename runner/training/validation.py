@@ -76,6 +76,7 @@ class LoggedFigures:
         self._own_log = own_log
         self._sums = ValidationSums()
         self._shown: dict[str, dict[str, Any]] = {}  # by name, the arguments that say where it is shown
+        self._objects: dict[str, Any] = {}  # metrics of torchmetrics, which Lightning computes and resets
 
     @property
     def names(self) -> Collection[str]:
@@ -93,6 +94,8 @@ class LoggedFigures:
         given = _LOG.bind(None, name, value, *args, **kwargs).arguments
         number = value if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1) else None
         is_mean = given.get("reduce_fx", "mean") in _MEAN and given.get("on_epoch") is not False
+        if _is_metric(value) and given.get("on_epoch") is not False:
+            self._objects[name] = value
         if number is None or not is_mean or given.get("on_step") or given.get("rank_zero_only"):
             self._own_log(name, value, *args, **kwargs)
             return
@@ -106,7 +109,19 @@ class LoggedFigures:
         means = self._sums.means(strategy)
         for name, value in means.items():
             self._own_log(name, value, batch_size=1, **shown[name])
-        return means
+        return means | self._of_objects(strategy)
+
+    def _of_objects(self, strategy: EngineStrategy) -> dict[str, float]:
+        """What the metric objects give that all ranks have logged; each computes over the samples of all replicas."""
+        objects, self._objects = self._objects, {}
+        everywhere = set.intersection(*map(set, strategy.all_gather_objects(sorted(objects))))
+        values = {name: objects[name].compute() for name in sorted(everywhere)}
+        return {name: float(each) for name, each in values.items() if isinstance(each, Tensor) and each.numel() == 1}
+
+
+def _is_metric(value: object) -> bool:
+    """Whether a value is a metric of torchmetrics, which need not be imported to tell."""
+    return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
 
 
 def figures_of(logged: Mapping[str, float]) -> dict[str, float]:

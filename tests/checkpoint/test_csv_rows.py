@@ -13,13 +13,13 @@ import pytest
 from lightning.pytorch.loggers import Logger
 
 from runner.config.schema import RunConfig
-from runner.training.loggers import build_logger
+from runner.training.loggers import build_loggers
 
 
 def logger_of(run_dir: Path, steps: int = 0) -> Logger:
     config = RunConfig()
     config.logger.name = "csv"
-    made = build_logger(config, run_dir, 0, steps)
+    (made,) = build_loggers(config, run_dir, 0, steps)
     assert isinstance(made, Logger)
     return made
 

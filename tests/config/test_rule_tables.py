@@ -67,6 +67,7 @@ COMBINED: list[dict[str, Any]] = [
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
     {"data.goes_with": {"loss": "token_cross_entropy"}, "loss.name": "mse"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
+    {"logger.name": "none", "logger.others": ["none"]},
     *({"parallelism.tensor": 2} | other for other in (
         {"optimizer.name": "lamb"}, {"zero.stage": 0}, {"compression.name": "fp16"}, {"adapter.name": "lora"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from runner.errors import Problem, did_you_mean
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override, RangeSweep
 
-__all__ = ["Axis", "Request", "axes_of", "read_overrides", "settings_of", "typed_layers"]
+__all__ = ["SEVERAL", "Axis", "Request", "axes_of", "read_overrides", "settings_of", "typed_layers"]
+
+SEVERAL = {"logger": "logger.others"}
+"""Groups of which a request may choose several options, and the key that holds those after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
     typed: list[str] = []
     named: set[str] = set()
     known_groups = groups()
-    for line, override in parsed:
+    for line, override in (each for one in parsed for each in _one_by_one(*one)):
         found = _refused(line, override)
         if not found and override.key_or_group in known_groups and not _is_section(override):
             found = _choose(override, roots, choices)
@@ -91,6 +95,18 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
             named.add(override.key_or_group)
         problems += found
     return Request(choices, tuple(settings), frozenset(named), tuple(typed)), problems
+
+
+def _one_by_one(line: str, override: Override) -> Iterator[tuple[str, Override]]:
+    """An override that chooses several options, where a group takes them: the first one, and a key with the others."""
+    value = override.value() if not override.is_sweep_override() else None
+    key = SEVERAL.get(override.key_or_group)
+    if key is None or not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        yield line, override
+        return
+    first, *others = value
+    for each in (f"{override.key_or_group}={json.dumps(first)}", f"{key}=[{','.join(map(json.dumps, others))}]"):
+        yield each, _parse(each)
 
 
 def typed_layers(request: Request) -> Iterator[Layer]:

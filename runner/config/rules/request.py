@@ -16,7 +16,7 @@ from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.values import TARGET, at_least, is_given, not_negative, one_of, optional_target, target
-from runner.config.schema import SERVICE_LOGGERS, RunConfig
+from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem
 from runner.memory.solve.strategy import SECTION
@@ -111,6 +111,20 @@ _FUNCTIONS: Table[RunConfig] = Table(
             *target("activation_checkpoint.target"),
         ),
         *where(lambda c: c.logger.name == "custom", *target("logger.target")),
+        Row(
+            "logger.others",
+            lambda c: not {*c.logger.others} <= {*BESIDE} or c.logger.name in c.logger.others,
+            f"must be other ones of {', '.join(BESIDE)}",
+            "A logger of your own is the first one, and each is there once",
+            fix="logger=[tensorboard,csv]",
+        ),
+        Row(
+            "logger.others",
+            lambda c: bool(c.logger.others) and c.logger.name == "none",
+            "must be empty with logger=none",
+            "none stands for no logger",
+            fix="logger=csv",
+        ),
         Row(
             "logger.target",
             lambda c: c.logger.target is not None,

@@ -66,10 +66,8 @@ def _of_operator(config: RunConfig) -> dict[str, Problem]:
 
 
 def _of_logger(config: RunConfig) -> dict[str, Problem]:
-    package = config.logger.name
-    if package not in SERVICE_LOGGERS or _is_installed(package):
-        return {}
-    return {package: _problem("logger", package, package)}
+    asked = [name for name in (config.logger.name, *config.logger.others) if name in SERVICE_LOGGERS]
+    return {package: _problem("logger", package, package) for package in asked if not _is_installed(package)}
 
 
 def _is_installed(package: str) -> bool:

@@ -1,0 +1,79 @@
+"""Layers of an ordinary LightningModule in a user's script: its forward is traced and cut, as ``runner train`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Problem, RequestError
+from runner.model.boundary import map_tensors
+from runner.model.layers import LayerSource
+from runner.model.lightning_module import brings
+from runner.model.load import segments_of
+from runner.model.traced.operators import trace
+
+__all__ = ["lists_layers", "traced_layers"]
+
+_SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
+
+
+def lists_layers(model: pl.LightningModule) -> bool:
+    """Whether a module says itself what its layers are."""
+    layers = getattr(model, "layers", None)
+    return callable(layers) and not isinstance(layers, nn.Module)
+
+
+def traced_layers(model: pl.LightningModule, stages: int) -> list[LayerSource]:
+    """The segments of a module's forward, at least one for each stage.
+
+    It is traced on some samples of its ``example_input_array`` or, without one, of the first training batch.
+
+    Args:
+        model: a module with a forward.
+        stages: the number of stages of the pipeline.
+
+    Raises:
+        RequestError: the module has no forward, there is no example, or it cannot be traced.
+    """
+    name = type(model).__name__
+    if not brings(model, "forward"):
+        why = "A pipeline cuts a model between layers: def layers(self) returns them in order, or forward(x) is traced"
+        raise RequestError([Problem(name, None, "must have a method layers() or forward()", why)])
+    given = _some(_example(model, name))
+    with torch.random.fork_rng(devices=[]):
+        return segments_of(model, trace(model, given, name), None, wanted=stages - 1)
+
+
+def _example(model: pl.LightningModule, name: str) -> Any:
+    """Inputs of the model: those that it names itself, or those of the first training batch."""
+    if model.example_input_array is not None:
+        return model.example_input_array
+    source = model.trainer.fit_loop._data_source
+    if not source.is_defined():
+        why = "It has no layers(), and its forward is traced on an example before anything else runs"
+        fix = "self.example_input_array = torch.randn(4, 8)"
+        raise RequestError([Problem(f"{name}.example_input_array", None, "must be set here", why, fix)])
+    with _random_state_kept():
+        batch = next(iter(source.dataloader()))
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Draw nothing from the generators that the run draws from: a loader takes the seed of its order from them."""
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _some(inputs: Any) -> Any:
+    """So many samples of a batch, or of repetitions of one that has fewer."""
+
+    def of(tensor: Tensor) -> Tensor:
+        return tensor.repeat(_SAMPLES, *[1] * (tensor.dim() - 1))[:_SAMPLES] if tensor.dim() else tensor
+
+    return map_tensors(of, inputs)

@@ -1,0 +1,72 @@
+"""The strategy as a switch: a module that lists no layers trains in a pipeline as it does in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from traced_script import Ordinary, samples
+
+from runner.api.failures import tell_refusals
+from runner.api.trace import traced_layers
+from runner.errors import Problem, RequestError
+
+HERE = Path(__file__).parent
+
+
+def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
+    paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(HERE / "traced_script.py"), str(tmp_path / "weights.pt")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = Ordinary()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for x, y in DataLoader(samples(), batch_size=8):
+            optimizer.zero_grad()
+            model.loss(model(x), y).backward()  # type: ignore[no-untyped-call]  # the library's
+            optimizer.step()
+    saved = torch.load(tmp_path / "weights.pt")
+    assert saved.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_a_module_names_an_example_itself() -> None:
+    model = Ordinary()
+    model.example_input_array = torch.randn(2, 6)
+    state = torch.get_rng_state()
+    layers = traced_layers(model, 3)
+    assert len(layers) >= 3
+    assert torch.equal(torch.get_rng_state(), state), "tracing draws nothing from the run's generator"
+
+
+def test_what_a_module_lacks_is_named() -> None:
+    model = Ordinary()
+    no_data = SimpleNamespace(fit_loop=SimpleNamespace(_data_source=SimpleNamespace(is_defined=lambda: False)))
+    model.__dict__["_trainer"] = cast(Any, no_data)
+    with pytest.raises(RequestError, match=r"Ordinary.example_input_array = null: must be set here\."):
+        traced_layers(model, 2)
+    with pytest.raises(RequestError, match=r"LightningModule = null: must have a method layers\(\) or forward\(\)\."):
+        traced_layers(pl.LightningModule(), 2)
+
+
+def test_a_refusal_is_told_without_frames(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    others: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
+    tell_refusals()
+    tell_refusals()
+    refused, other = RequestError([Problem("a", 1, "must be 2"), Problem("b", 3, "must be 4")]), KeyError("x")
+    for error in (refused, other):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "a = 1: must be 2.\nb = 3: must be 4.\n"
+    assert others == [other]

@@ -1,0 +1,59 @@
+"""A user's own script whose LightningModule lists no layers: the strategy is the only difference to one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runner.api import PipelineStrategy
+
+
+class Ordinary(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, given: Tensor) -> Tensor:
+        wide = torch.tanh(self.first(given))
+        wide = wide + torch.tanh(self.second(wide))
+        made: Tensor = self.last(wide)
+        return made
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(29, 6, generator=generator), torch.randint(0, 3, (29,), generator=generator))
+
+
+if __name__ == "__main__":
+    pl.seed_everything(0, verbose=False)
+    strategy = PipelineStrategy(stages=2, schedule="1f1b", microbatches=2)
+    off: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": False,
+    }
+    trainer = pl.Trainer(
+        strategy=strategy, devices=2, accelerator="cpu", max_epochs=2, use_distributed_sampler=False, **off
+    )
+    trainer.fit(Ordinary(), DataLoader(samples(), batch_size=8))
+    weights = strategy.lightning_module_state_dict()
+    if trainer.is_global_zero:
+        torch.save(weights, Path(sys.argv[1]))
