@@ -362,7 +362,7 @@ class TrainerConfig:
     ema_decay: float | None = None  # average of weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between entries of the loggers
     # also: logging_steps, log_every_n_steps, log_freq, log_interval, steps_per_print
-    progress: bool = True  # one line that changes, on a terminal; false = a line now and then
+    progress: bool = True  # one line that changes, on a terminal, else 20; false = validations and a line a minute
     # also: enable_progress_bar, disable_tqdm=true -> false
     threads: int = 1  # CPU threads per rank
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from runner.config.perplexity import counts_tokens, perplexity
 from runner.config.units import format_bytes, format_seconds
 from runner.record import RUN_SECONDS, RunRecord
 
@@ -68,6 +69,8 @@ def _losses(record: RunRecord) -> Iterator[str]:
     validations = [(loss, int(step)) for step, loss in record.val_loss if math.isfinite(loss)]
     if validations:
         loss, step = min(validations)
-        yield f"best validation {loss:.4f} after step {step}"
+        name, tokens = record.config.get("loss", {}).get("name"), record.extras.get("tokens_per_second")
+        means = f" (perplexity {perplexity(loss):.4g})" if counts_tokens(name, tokens) else ""
+        yield f"best validation {loss:.4f}{means} after step {step}"
         for name, pairs in record.metrics.items():
             yield from (f"{name} {value:.4f}" for at, value in pairs if at == step)

@@ -91,6 +91,11 @@ class StepClock(Callback):
         return History.of(losses, seconds, module.val_losses, module.val_metrics)
 
     @property
+    def grad_norm(self) -> float | None:
+        """Norm of all gradients of the last step that has ended, where it is computed."""
+        return self._row[1].get("grad_norm")
+
+    @property
     def loss(self) -> float | None:
         """Loss of the last step that has ended in this process."""
         return self._losses[-1] if self._losses else None

@@ -38,6 +38,7 @@ from runner.training.measure.measures import (
 )
 from runner.training.measure.spent import REPORT, SAVING, STEPS, Spent
 from runner.training.measure.timelines import draw_timelines
+from runner.training.samples import SAMPLES_FILE
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "Times", "finish"]
 
@@ -104,6 +105,8 @@ def finish(
     for name in ("tensorboard", "csv", PROFILER_FOLDER):
         if (run_dir / name).is_dir():
             artifacts[name] = name
+    if (run_dir / SAMPLES_FILE).is_file():
+        artifacts["samples"] = SAMPLES_FILE
     assert strategy.meter is not None
     timed = range(strategy.meter.untimed_steps, len(clock.walls))
     walls = {index: clock.walls[index] for index in timed}

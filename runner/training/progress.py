@@ -13,6 +13,7 @@ from typing import TextIO
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from runner.config.perplexity import counts_tokens, perplexity
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.plan.values import RunPlan
@@ -40,6 +41,7 @@ class Progress:
         rate, unit: how many of what the latest steps took per second.
         mfu: model FLOPs utilization of the latest steps, from 0 to 1.
         bubble: the bubble of all ranks in the latest steps.
+        grad_norm: the norm of all gradients of that step, where it is computed.
         peak_bytes: peak memory of the fullest rank.
         of_peak: what that counts: on a CPU the tensors alone, without the rest of the process.
         validating: the batch of a validation that is under way.
@@ -53,6 +55,7 @@ class Progress:
     unit: str = "samples/s"
     mfu: float | None = None
     bubble: float | None = None
+    grad_norm: float | None = None
     peak_bytes: int = 0
     of_peak: str = "peak"
     validating: int | None = None
@@ -76,6 +79,8 @@ def _parts(progress: Progress) -> Iterator[str]:
         yield f"{_clock_time(progress.seconds_left)} left"
     if progress.loss is not None:
         yield f"loss {progress.loss:.4f}"
+    if progress.grad_norm is not None:
+        yield f"grad norm {_short(progress.grad_norm)}"
     if progress.rate is not None:
         yield f"{_short(progress.rate)} {progress.unit}"
     if progress.mfu is not None:
@@ -134,6 +139,7 @@ class _Shown(Callback):
             rate=tokens if tokens is not None else self._config.data.batch_size / whole_step,
             unit="samples/s" if tokens is None else "tokens/s",
             mfu=self._plan.work.mfu(whole_step),
+            grad_norm=self._clock.grad_norm,
             bubble=self._clock.figures.bubble,
             peak_bytes=self._clock.figures.peak_bytes,
             of_peak=_of_peak(trainer),
@@ -144,18 +150,23 @@ class _Shown(Callback):
         figures = {"loss": getattr(pl_module, "val_losses", []), **getattr(pl_module, "val_metrics", {})}
         last = {name: values[-1] for name, values in figures.items() if values}
         now = [f"val_{name} {value:.4f}" for name, (at, value) in last.items() if at == step]
+        if "loss" in last and last["loss"][0] == step and counts_tokens(self._config.loss.name, self._plan.work.tokens):
+            now.insert(1, f"perplexity {_short(perplexity(last['loss'][1]))}")
         if now:
             logger.info("%s", "  ".join([f"step {step}", *now]))
 
 
 class ProgressLines(_Shown):
-    """Logs a line of progress now and then, for output that is not a terminal."""
+    """Logs a line of progress now and then, for output that is not a terminal; fewer without ``trainer.progress``."""
 
-    _told = 0.0
+    def __init__(self, config: RunConfig, plan: RunPlan, clock: StepClock) -> None:
+        super().__init__(config, plan, clock)
+        self._told = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
         step, total, now = trainer.global_step, trainer.max_steps, time.monotonic()
-        if step % max(1, total // _LINES_PER_RUN) == 0 or step == total or now - self._told > _SECONDS_PER_LINE:
+        often = self._config.trainer.progress and step % max(1, total // _LINES_PER_RUN) == 0
+        if often or step == total or now - self._told > _SECONDS_PER_LINE:
             self._told = now
             logger.info("%s", shown(self.progress(trainer)))
 

@@ -37,6 +37,7 @@ def test_what_is_not_known_is_not_shown() -> None:
     one_rank = Progress(20, 20, seconds_left=0.0, loss=1.5, rate=43.0, peak_bytes=11_000_000)
     assert shown(one_rank) == "step 20/20  loss 1.5000  43.0 samples/s  peak 11.0 MB"
     assert shown(Progress(4, 9, loss=1.5, validating=3)) == "step 4/9  validation batch 3  loss 1.5000"
+    assert shown(Progress(4, 9, loss=1.5, grad_norm=0.25)) == "step 4/9  loss 1.5000  grad norm 0.250"
     assert shown(Progress(4, 9, seconds_left=249.6)) == "step 4/9  4:10 left"
 
 

@@ -13,6 +13,7 @@ from tiny_text import TEXTS, json_lines, text_file, tokenizer_folder
 from runner.zoo.losses import token_cross_entropy
 from runner.zoo.text import build, collate
 from runner.zoo.text.rows import IGNORED, pack
+from runner.zoo.text.tokens import alpaca_prompt
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("datasets")
@@ -81,6 +82,24 @@ def test_a_completion_alone_is_learned(tmp_path: Path, folder: Path) -> None:
     found = sequences(train)
     assert [words_of(tokenizer, targets) for _, targets in found] == [" on the mat</s>", " ran</s>"]
     assert [tokenizer.decode(inputs) for inputs, _ in found] == ["the cat sat on the mat", "a dog ran"]
+
+
+def test_an_answer_after_alpacas_prompt_is_learned(tmp_path: Path, folder: Path) -> None:
+    rows = [
+        {"instruction": "the cat", "input": "a dog", "output": "sat on"},
+        {"instruction": "a dog", "input": "", "output": "ran over"},
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    train, _ = made(json_lines(tmp_path / "alpaca.jsonl", rows), folder, form="alpaca", length=400)
+    assert [words_of(tokenizer, targets) for _, targets in sequences(train)] == ["sat on</s>", "ran over</s>"]
+    with_input, without = (alpaca_prompt(row) for row in rows)
+    assert with_input == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nthe cat\n\n### Input:\na dog\n\n### Response:\n"
+    )
+    assert "Input" not in without
+    assert without.startswith("Below is an instruction that describes a task. Write a response")
 
 
 def test_what_the_assistant_says_is_learned_and_its_end(tmp_path: Path, folder: Path) -> None:
@@ -209,7 +228,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"tokenizer": "gpt2"}, "must be a local folder; nothing is downloaded"),
     ({"text": "body"}, "has no column body: its columns are text"),
     ({"form": "chat"}, "has no column messages"),
-    ({"form": "poem"}, "must be one of text, completion, chat"),
+    ({"form": "poem"}, "must be one of text, completion, chat, alpaca"),
     ({"layout": "flat"}, "must be one of packed, padded"),
     ({"too_long": "no"}, "must be one of split, cut"),
     ({"length": 0}, "must be at least 1"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["FORMS", "LAYOUTS", "TOO_LONG", "TextRequest"]
 
-FORMS = ("text", "completion", "chat")
+FORMS = ("text", "completion", "chat", "alpaca")
 LAYOUTS = ("packed", "padded")
 TOO_LONG = ("split", "cut", "leave_out", "refuse")
 
@@ -20,7 +20,8 @@ class TextRequest:
         path: a file of JSON lines or Parquet, a text file, or a folder of files of one of these kinds.
         tokenizer: a folder with a tokenizer's files, such as that of the model.
         form: ``text``: the loss is on all tokens; ``completion``: on those of the completion after a prompt; ``chat``:
-            on those of the assistant's messages, written by the tokenizer's chat template.
+            on those of the assistant's messages, written by the tokenizer's chat template; ``alpaca``: on those of the
+            column ``output`` after Alpaca's prompt of ``instruction`` and, where there is one, ``input``.
         text, prompt, completion, messages: the columns that hold these. A message has a role and a content.
         length: the most positions of a row.
         layout: ``packed``: several sequences to a row, each with its own positions and attention; ``padded``: one
@@ -61,7 +62,8 @@ class TextRequest:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the form reads."""
-        return {"text": (self.text,), "completion": (self.prompt, self.completion), "chat": (self.messages,)}[self.form]
+        of_forms = {"text": (self.text,), "completion": (self.prompt, self.completion), "chat": (self.messages,)}
+        return of_forms.get(self.form, ("instruction", "output"))
 
     @property
     def fate_of_long(self) -> str:

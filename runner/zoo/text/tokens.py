@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.zoo.text.request import TextRequest
 
-__all__ = ["Sequence1d", "encoder", "load_tokenizer", "pieces", "tokenizer_files"]
+__all__ = ["Sequence1d", "alpaca_prompt", "encoder", "load_tokenizer", "pieces", "tokenizer_files"]
 
 Sequence1d = tuple[list[int], list[bool]]
 """Token ids, and for each whether the loss counts it where it is to be predicted."""
@@ -63,11 +63,24 @@ def encoder(request: TextRequest, tokenizer: Any) -> Callable[[Mapping[str, Any]
             f"data.kwargs.form = {request.form} needs a tokenizer that tells the place of each token in the text: "
             "its folder must have tokenizer.json"
         )
+    if request.form == "alpaca":
+        return lambda row: _of_completion(tokenizer, alpaca_prompt(row), str(row["output"]))
     if request.form == "completion":
         return lambda row: _of_completion(tokenizer, str(row[request.prompt]), str(row[request.completion]))
     if not tokenizer.chat_template:
         raise ValueError(f"data.kwargs.form = chat needs a tokenizer with a chat template: {request.folder} has none")
     return lambda row: _of_chat(tokenizer, row[request.messages])
+
+
+def alpaca_prompt(row: Mapping[str, Any]) -> str:
+    """The prompt of an instruction, with or without an input, as Stanford's Alpaca was trained (Taori et al., 2023)."""
+    instruction, given = str(row["instruction"]), str(row.get("input") or "")
+    task = "Below is an instruction that describes a task"
+    more = ", paired with an input that provides further context" if given else ""
+    wish = "Write a response that appropriately completes the request."
+    parts = [f"{task}{more}. {wish}", f"### Instruction:\n{instruction}"]
+    parts += [f"### Input:\n{given}"] if given else []
+    return "\n\n".join([*parts, "### Response:\n"])
 
 
 def _of_text(tokenizer: Any, text: str) -> Sequence1d:
