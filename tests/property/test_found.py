@@ -60,6 +60,10 @@ FOUND = {
     "fused_adam counted so, too": Found(
         "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=fused_adam"
     ),
+    "masters of one stage wrote the weights of the rank's other one, which backwards read": Found(
+        "skips",
+        "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=4 precision=bf16_master",
+    ),
     "states shared out over one replica are updated all at once, too": Found(
         "skips", "schedule=dualpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=1 zero.stage=1"
     ),

@@ -57,12 +57,16 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the masters from their own ``grad``, then the weights; gradients of the weights are not read."""
+        """Update the masters that have a ``grad``, then their weights; gradients of the weights are not read.
+
+        Other weights are not written, not even with what they are: another stage's may be in use by a backward.
+        """
         result = closure() if closure is not None else None
         self._set_inner_settings()
         self._inner.step()
         for parameter, master in self._pairs:
-            parameter.copy_(master)
+            if master.grad is not None:
+                parameter.copy_(master)
         self._publish()
         return result
 
