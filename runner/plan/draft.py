@@ -143,7 +143,7 @@ def _memory_needs(
 ) -> MemoryNeeds:
     data = config.parallelism.data
     kind = optimizer_of(config.optimizer)
-    temporaries, lingering = kind.temporaries_of(config.optimizer), kind.lingering
+    temporaries, lingering = kind.temporaries_of(config.optimizer, weight_widths(config)[1]), kind.lingering
     if schedule.own_weights:
         # The copies of a weight are updated one after the other: one's last temporary is there when the next are made.
         temporaries, lingering = max(temporaries + bool(temporaries), _AVERAGING), 0

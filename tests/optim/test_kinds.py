@@ -45,7 +45,7 @@ FACTS = {
     "lamb": (2.0, True, "pytorch_optimizer", None, False, False, False, None, 0, 1),
     "adabelief": (2.0, True, "pytorch_optimizer", None, False, False, False, None, 0, 2),
     "rmsprop": (1.0, False, None, None, True, False, False, None, 0, 1),
-    "muon": (None, True, None, None, False, False, False, None, 0, 6),
+    "muon": (None, True, None, None, False, False, False, None, 0, 1),
     "custom": (None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
     "kfac": (0.0, False, None, None, False, False, True, None, 0, 3),
     "onebit_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),

@@ -37,14 +37,14 @@ class Drawn:
         words: override to value, in the order in which one would type them.
         resumed: what changes where a second run continues from the checkpoint of step ``saved``; None: nothing is
             resumed.
-        saved: the step after which the first run is saved.
+        saved: the number of steps after which the first run is saved, again and again.
         limit: the memory that a rank may use, as a share of what it would use without a limit; None: no limit.
         rehearses: whether ranks measure their stages first, as the command lets them.
     """
 
     words: Words
     resumed: Words | None = None
-    saved: int = 1
+    saved: int = STEPS
     limit: float | None = None
     rehearses: bool = False
 

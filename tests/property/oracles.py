@@ -139,13 +139,14 @@ def _require_bytes(run: Run, config: RunConfig, outcome: Outcome, begin: int = 0
 
 def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
     """Whether the prediction is a bound, or these few steps do not reach the peak: it comes once states and versions
-    of weights exist, in a step of a whole batch."""
+    of weights exist, in a step of a whole batch, where the next one begins before it ends, as it does but at a save."""
     whole = (begin + 2 - bool(begin)) * config.data.batch_size <= len(property_models.samples("mlp"))
     parts = config.parallelism.data * config.schedule.computed_microbatches
     uneven = bool(config.data.batch_size % parts)  # each micro-batch counts as the largest
     late = uneven or run.plan.schedule.is_asynchronous or config.schedule.post_validation
     late = late or optimizer_of(config.optimizer).compresses  # their momentum, from some step on
-    return not whole or late or PRECISIONS[config.precision.name].loss_scaling
+    joined = any(step % config.checkpoint.every for step in range(begin + 1, STEPS))
+    return not whole or not joined or late or PRECISIONS[config.precision.name].loss_scaling
 
 
 def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int]] = ()) -> Task | None:

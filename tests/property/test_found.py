@@ -52,7 +52,9 @@ FOUND = {
         "recurrent", "schedule=zb_h1 parallelism.pipeline=2 schedule.microbatches=7 data.batch_size=7 optimizer=lars"
     ),
     "where backwards read the newest weights, forwards after a checkpoint do so, too": Found(
-        "mlp", "schedule=ampnet parallelism.pipeline=2 schedule.microbatches=6 data.batch_size=12 optimizer=adamw"
+        "mlp",
+        "schedule=ampnet parallelism.pipeline=2 schedule.microbatches=6 data.batch_size=12 optimizer=adamw",
+        {"saved": 1},
     ),
     "lamb counted the steps of all of a rank's stages where each is updated alone": Found(
         "mlp", "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=2 data.batch_size=4 optimizer=lamb"

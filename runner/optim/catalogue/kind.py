@@ -52,6 +52,7 @@ class OptimizerKind:
         at_once: bytes of an element that an update makes and drops of all weights of a rank together, by the number of
             replicas; None: it makes nothing for several weights.
         decay_temporaries: more temporaries where weight decay is added to the gradient.
+        half_temporaries: more temporaries, of 16 bits an element, whatever the parameter has.
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
         examples: some legal values of these keys, of those that few optimizers read; tests draw from them.
         decoupled: whether weight decay does not change the moments; None: as ``optimizer.decoupled_weight_decay`` says.
@@ -90,6 +91,7 @@ class OptimizerKind:
     lingering: int = 1
     at_once: Callable[[int], float] | None = None
     decay_temporaries: int = 0
+    half_temporaries: int = 0
     reads: tuple[str, ...] = ("kwargs", "target")
     examples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     decoupled: bool | None = None
@@ -120,10 +122,16 @@ class OptimizerKind:
         """Whether it keeps momentum, one more value: the section asks for it and this optimizer has it."""
         return "momentum" in self.reads and section.momentum > 0
 
-    def temporaries_of(self, section: OptimizerConfig) -> int:
-        """The temporaries of an update as the section asks for it."""
+    def temporaries_of(self, section: OptimizerConfig, width: int = FP32_WIDTH) -> int:
+        """The temporaries of an update as the section asks for it.
+
+        Args:
+            section: the request's.
+            width: bytes of an element of what is updated.
+        """
         coupled = section.weight_decay > 0 and not section.decoupled_weight_decay
-        return self.temporaries + (self.decay_temporaries if coupled else 0)
+        halves = -(-2 * self.half_temporaries // width)
+        return self.temporaries + (self.decay_temporaries if coupled else 0) + halves
 
 
 def common_settings(section: OptimizerConfig) -> dict[str, Any]:
