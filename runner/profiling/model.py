@@ -173,23 +173,27 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
     return states + average, master
 
 
-def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] | None:
-    """A function from the elements of a parameter to its state bytes, or None if a ratio is exact.
+def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Size], int] | None:
+    """A function from the shape of a parameter to its state bytes, or None if a ratio is exact.
 
     It counts what :func:`_state_ratios` counts.
     """
     kind = optimizer_of(config.optimizer)
     if kind.profiler is not None:
         per_byte = _state_ratios(config, dtype)[0]
-        return lambda elements: math.ceil(per_byte * dtype.itemsize * elements)
-    own = kind.state_bytes
+        return lambda shape: math.ceil(per_byte * dtype.itemsize * shape.numel())
+    wide = torch.float32.itemsize
+    masters = PRECISIONS[config.precision.name].master_weights
+    copies = wide * (masters + (config.trainer.ema_decay is not None))
+    of_axes, own = kind.values_by_axes, kind.state_bytes
+    if of_axes is not None:
+        width = wide if masters else dtype.itemsize
+        return lambda shape: math.ceil((of_axes(len(shape)) * width + copies) * shape.numel())
     if own is None:
         return None
-    wide = torch.float32.itemsize
-    copies = wide * (PRECISIONS[config.precision.name].master_weights + (config.trainer.ema_decay is not None))
     # Compression errors of a 1-bit optimizer: of all that a rank sends, and of its chunk of the average.
     errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
-    return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
+    return lambda shape: own(shape.numel()) + math.ceil((copies + errors) * shape.numel())
 
 
 def _fill_profiler(config: RunConfig) -> FillProfiler | None:
@@ -362,7 +366,7 @@ def profile_layers(
     loss: LossFunction,
     dtype: torch.dtype,
     autocast: torch.dtype | None = None,
-    state_bytes: Callable[[int], int] | None = None,
+    state_bytes: Callable[[torch.Size], int] | None = None,
     profiler: FillProfiler | None = None,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
@@ -373,7 +377,7 @@ def profile_layers(
         loss: the loss function.
         dtype: dtype of weights and, without ``autocast``, activations.
         autocast: format of the matrix products in forwards, or None.
-        state_bytes: elements of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
+        state_bytes: shape of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
         profiler: profiles the work that the optimizer does for layers besides its update; None: it does none.
     """
     given = (inputs, targets) if sources[0].step is not None else inputs
@@ -450,14 +454,14 @@ def _trained_at(source: LayerSource, module: nn.Module, places: set[tuple[int, s
     return list(found.values())
 
 
-def _states_of(module: nn.Module, state_bytes: Callable[[int], int] | None) -> int | None:
+def _states_of(module: nn.Module, state_bytes: Callable[[torch.Size], int] | None) -> int | None:
     if state_bytes is None:
         return None
-    return sum(state_bytes(parameter.numel()) for parameter in module.parameters() if parameter.requires_grad)
+    return sum(state_bytes(parameter.shape) for parameter in module.parameters() if parameter.requires_grad)
 
 
 def _shared_weights(
-    sources: Sequence[LayerSource], dtype: torch.dtype, state_bytes: Callable[[int], int] | None
+    sources: Sequence[LayerSource], dtype: torch.dtype, state_bytes: Callable[[torch.Size], int] | None
 ) -> tuple[SharedWeight, ...]:
     given = {source.index: source for source in sources if source.given is not None}
     found = []
@@ -468,7 +472,7 @@ def _shared_weights(
             p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
         )
         nbytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
-        states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
+        states = state_bytes(weight.shape if weight.requires_grad else torch.Size([0])) if state_bytes else None
         gradient_bytes = nbytes if weight.requires_grad else 0
         found.append(SharedWeight(tie.layers, nbytes, gradient_bytes, states, weight.numel(), tuple(weight.shape)))
     return tuple(found)

@@ -66,6 +66,9 @@ FOUND = {
         "skips",
         "schedule=wpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=4 precision=bf16_master",
     ),
+    "muon keeps two values of a weight that is no matrix": Found(
+        "convolutions", "optimizer=muon precision=bf16_master data.batch_size=2"
+    ),
     "states shared out over one replica are updated all at once, too": Found(
         "skips", "schedule=dualpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=1 zero.stage=1"
     ),

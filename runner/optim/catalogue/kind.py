@@ -44,6 +44,7 @@ class OptimizerKind:
         make: makes the optimizer over one rank's trainable parameters, in one group; it imports what it needs itself.
         values: number of states per element, in the parameter's own format; momentum is counted in addition if it is
             on. None: the states are observed in a step on a small tensor.
+        values_by_axes: number of states per element of a parameter with so many axes, if these make a difference.
         state_bytes: bytes of the states of a tensor with the given number of elements, if they are not ``values`` in
             the parameter's own format.
         constant_bytes: size of tables that it keeps once.
@@ -85,6 +86,7 @@ class OptimizerKind:
     cost: str = ""
     remarks: str = ""
     values: float | None = None
+    values_by_axes: Callable[[int], float] | None = None
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
     temporaries: int = 2

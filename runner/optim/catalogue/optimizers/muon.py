@@ -28,6 +28,7 @@ MUON = OptimizerKind(
     cost="1 for matrices, else 2",
     remarks="whole matrices, so not with `zero.stage` 1 to 3",
     make=_make,
+    values_by_axes=lambda axes: 1.0 if axes == 2 else 2.0,
     lingering=0,
     temporaries=1,  # the momentum that is looked ahead
     half_temporaries=4,  # torch/optim/_muon.py: what it makes orthogonal, two products, and one that is made anew
