@@ -23,7 +23,7 @@ from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS
 from runner.schedule.catalogue.registry import SPECS, ScheduleRequest, ScheduleSpec, generate, request_problems
 
 STEPS = 3
-MOST_STAGES = 8
+MOST_STAGES, MOST_RANKS = 8, 12
 _CONF = Path(runner.__file__).parent / "conf"
 _MODULE = "property_models"
 Words = dict[str, str]
@@ -111,7 +111,7 @@ def draw(seed: str, reach: Reach = _NEAR) -> Drawn:
     made = Drawn(drawn.words, limit=rng.choice((0.6, 0.8, 1.1)) if rng.random() < 0.25 else None)
     if rng.random() < 0.6:
         made = replace(made, resumed=_other_layout(drawn), saved=rng.randrange(1, STEPS))
-    return replace(made, rehearses=rng.random() < 0.05)
+    return _divided(drawn, replace(made, rehearses=rng.random() < 0.05))
 
 
 def _layout(drawn: _Draw) -> tuple[int, bool]:
@@ -299,6 +299,22 @@ _PARTS = (
     (0.05, _averaged),
 )
 """How often a request has each part."""
+
+
+def _divided(drawn: _Draw, made: Drawn) -> Drawn:
+    """The request with layers that two ranks divide, in every second one that could have them; resumed with or without.
+
+    It is drawn last, so that other requests are what they were before there were such ranks.
+    """
+    words, kind = drawn.words, OPTIMIZERS[drawn.words.get("optimizer", "auto")]
+    ranks = int(words["parallelism.pipeline"]) * int(words["parallelism.data"])
+    fits = KINDS[words["model.kwargs.kind"]].divides and kind.elementwise and "compression" not in words
+    if ranks > MOST_RANKS // 2 or not drawn.often(0.5 if fits else 0.02):
+        return made
+    words["parallelism.tensor"] = "2"
+    if made.resumed and drawn.often(0.5):
+        return replace(made, resumed=made.resumed | {"parallelism.tensor": "2"})
+    return made
 
 
 def _other_layout(drawn: _Draw) -> Words:

@@ -145,7 +145,7 @@ def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
     uneven = bool(config.data.batch_size % parts)  # each micro-batch counts as the largest
     late = uneven or run.plan.schedule.is_asynchronous or config.schedule.post_validation
     late = late or optimizer_of(config.optimizer).compresses  # their momentum, from some step on
-    joined = any(step % config.checkpoint.every for step in range(begin + 1, STEPS))
+    joined = any(step % (config.checkpoint.every or STEPS) for step in range(begin + 1, STEPS))
     return not whole or not joined or late or PRECISIONS[config.precision.name].loss_scaling
 
 
@@ -203,7 +203,8 @@ def _late(config: RunConfig, plan: RunPlan) -> Late:
 def _exact(config: RunConfig, plan: RunPlan) -> bool:
     """Whether every sum has one order, so that bits are equal."""
     ties = crossing_ties(find_ties(load_model(config).layers), plan.partition) if plan.schedule.stages > 1 else ()
-    return plan.schedule.sums_in_order and config.parallelism.data <= 2 and not ties
+    degrees = config.parallelism
+    return plan.schedule.sums_in_order and degrees.data <= 2 and degrees.tensor == 1 and not ties
 
 
 def _require_equal(run: Run, expected: Result, config: RunConfig, task: Task, outcome: Outcome, *, exact: bool) -> None:
@@ -214,7 +215,16 @@ def _require_equal(run: Run, expected: Result, config: RunConfig, task: Task, ou
     if not (config.schedule.post_validation or config.zero.stage or task.masters):
         steps = zip(run.gradients, expected.gradients, strict=False)
         for step, (got, wanted) in enumerate(steps, 1) if exact else [*enumerate(steps, 1)][:1]:
-            _require_tensors(got, wanted, same, f"gradient of step {step}")
+            parts = config.parallelism.tensor > 1
+            divided = {name for name, own in got.items() if parts and own[0].shape != wanted[name].shape}
+            whole = {name: each for name, each in wanted.items() if name not in divided}
+            _require_tensors(got, whole, same, f"gradient of step {step}")
+            _require_tensors(
+                {name: [_squares(got[name]) * config.parallelism.tensor / len(got[name])] for name in divided},
+                {name: _squares([wanted[name]]) for name in divided},
+                same,
+                f"sum of squares of the gradient of step {step}",
+            )
     if config.trainer.ema_decay is None and exact:
         _require_tensors(run.weights, expected.weights, same, "weight at the end")
     outcome.compared.append("bits" if exact else "rounding")
@@ -231,6 +241,11 @@ def _require_tensors(
             if not same(own, tensor, largest):
                 most = float((own.double() - tensor.double()).abs().max()) if own.shape == tensor.shape else "shape"
                 raise WrongError(f"the {what} of {name} differs from the plain loop's by {most}")
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of all squares, by which parts of a tensor are compared with the whole."""
+    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum()
 
 
 def _same_bits(own: Tensor, wanted: Tensor, largest: float) -> bool:
@@ -340,11 +355,12 @@ def _called_here(function: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 def _found_here(function: Callable[..., Any], config: RunConfig, *given: Any, **named: Any) -> Any:
     kind = optimizer_of(config.optimizer)
-    own = kind.name if kind.state_bytes is not None or kind.profiler is not None else ""
+    figures = kind.state_bytes, kind.values_by_axes, kind.profiler
+    own = kind.name if any(each is not None for each in figures) else ""
     key = repr((
         function.__name__, config.model, [len(each) for each in given], config.precision.name, config.trainer.freeze,
         config.approximate_backward, own, config.parallelism.data if kind.compresses else 0, config.compression,
-        config.trainer.ema_decay is not None,
+        config.trainer.ema_decay is not None, config.parallelism.tensor, config.parallelism.sharding,
     ))  # fmt: skip
     if key not in _FOUND:
         _FOUND[key] = _called_here(function, config, *given, **named)

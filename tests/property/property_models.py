@@ -238,6 +238,7 @@ class Kind:
     Args:
         fewest: the smallest width.
         by_sample: whether each sample's loss depends on this sample alone, where nothing is dropped.
+        divides: whether it has layers that ranks can divide.
     """
 
     build: Callable[[int, int, float], nn.Sequential]
@@ -245,13 +246,14 @@ class Kind:
     loss: str = "class_loss"
     fewest: int = 4
     by_sample: bool = True
+    divides: bool = False
 
 
 KINDS = {
     "mlp": Kind(mlp, (2,)),
     "convolutions": Kind(convolutions, (2, SIDE, SIDE), by_sample=False),
-    "tied": Kind(tied, None, "token_loss"),
-    "shared": Kind(shared, None, "token_loss"),
+    "tied": Kind(tied, None, "token_loss", divides=True),
+    "shared": Kind(shared, None, "token_loss", divides=True),
     "recurrent": Kind(recurrent, (LENGTH, 2)),
     "skips": Kind(skips, (2,), "two_losses"),
     "buffers": Kind(buffers, (2,), by_sample=False),
