@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
@@ -9,6 +11,8 @@ from runner.plan.stages.scale import for_samples
 from runner.profile import LayerProfile, profile_from_json
 
 _BYTES = st.integers(0, 50)
+_OF_WEIGHTS = ("weight", "gradient", "largest_parameter", "optimizer", "statistics", "home_weight", "home_gradient")
+_ADDED_LATER = ("held_output", "pending_output", "copied", "home_optimizer", "fetched")  # to a profile that is scaled
 
 
 @st.composite
@@ -61,6 +65,14 @@ def test_figures_of_any_range_equal_a_walk_over_its_layers(
     assert figures.backward_peak_bytes == backward_peak(walked, output, received)
     assert figures.input_bytes == received
     assert figures.output_bytes == output
+
+
+def test_twice_the_samples_need_twice_the_bytes_of_everything_that_is_no_weight() -> None:
+    names = [each.name for each in fields(LayerProfile) if each.name.endswith("_bytes") and "int" in str(each.type)]
+    scaled = [name for name in names if name.removesuffix("_bytes") not in (*_OF_WEIGHTS, *_ADDED_LATER)]
+    one = replace(layer(), gradient_bytes=0, **{name: 8 * place for place, name in enumerate(scaled, 1)})  # type: ignore[arg-type]
+    doubled = for_samples(model([one]), 2).layers[0]
+    assert {name: getattr(doubled, name) for name in scaled} == {name: 2 * getattr(one, name) for name in scaled}
 
 
 def test_unused_parts_of_an_input_get_gradients_when_a_backward_ends() -> None:
