@@ -187,7 +187,7 @@ class RunPlan:
         memory_limit_bytes: the memory limit of one rank.
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
-        cautions: those of them that a run repeats when it starts.
+        cautions: the notes that a run repeats when it starts.
         problems: broken rules; a plan with problems must not start.
         reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
         work: what a step computes.

@@ -1,10 +1,10 @@
-"""README's tables are those that kinds and option files make, and every kind has its option file."""
+"""The documents' tables are those that kinds and option files make, and every kind has its option file."""
 
 from __future__ import annotations
 
 import pytest
 import readme
-from tables import README, TABLES, table, with_tables
+from tables import PAGES, TABLES, table, with_tables
 
 from runner.config.compose.groups import options, shipped_conf
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
@@ -15,18 +15,21 @@ from runner.schedule.catalogue.registry import NAMES, SPECS, build
 ROOTS = (shipped_conf(),)
 
 
-def test_the_readme_has_what_is_generated() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "write it anew: python tests/support/tables.py --write"
+def test_the_documents_have_what_is_generated() -> None:
+    assert sorted(heading for headings in PAGES.values() for heading in headings) == sorted(TABLES)
+    for page, headings in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert with_tables(text, headings) == text, "write it anew: python tests/support/tables.py --write"
 
 
 @pytest.mark.parametrize("heading", TABLES)
 def test_a_table_that_was_changed_is_written_anew(heading: str) -> None:
-    text = README.read_text(encoding="utf-8")
+    page, headings = next(each for each in PAGES.items() if heading in each[1])
+    text = page.read_text(encoding="utf-8")
     row = table(heading).splitlines(keepends=True)[2]
     assert text.count(row) == 1
-    assert with_tables(text.replace(row, "| stale | row |\n")) == text
-    assert with_tables(text.replace(row, "")) == text
+    assert with_tables(text.replace(row, "| stale | row |\n"), headings) == text
+    assert with_tables(text.replace(row, ""), headings) == text
 
 
 @pytest.mark.parametrize(

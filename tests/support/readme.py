@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -28,8 +29,9 @@ def installs() -> list[str]:
 
 
 def table(heading: str) -> list[list[str]]:
-    """Rows of the table under ``## heading`` as cells, the header left out."""
-    section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    """Rows of the table under ``## heading``, of the README or its page of options, as cells, the header left out."""
+    whole = next(text for text in (TEXT, OPTIONS) if f"## {heading}\n" in text)
+    section = whole.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 

@@ -1,6 +1,6 @@
-"""README's tables, made of what kinds and option files say of themselves.
+"""Tables of documents, made of what kinds and option files say of themselves.
 
-``python tests/support/tables.py --write`` puts them into the README; without the flag it prints them.
+``python tests/support/tables.py --write`` puts them into the documents; without the flag it prints them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from runner.schedule.catalogue.registry import ALIASES, SPECS, build
 from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.simulation.steady import period
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README, SCHEDULES = ROOT / "README.md", ROOT / "docs" / "schedules.md"
+PAGES = {README: ("Policies",), SCHEDULES: ("Schedules", "Optimizers")}
+"""The documents with tables, and the headings above these."""
 RANKS, MICROBATCHES = 4, 16
 _GROUP = re.compile(r"  - (\w+): (\w+)$")
 _COST = "    # "
@@ -92,7 +95,7 @@ TABLES = {
     "Schedules": (("`schedule=`", "idle", "kept", "what it does, and its price"), schedules),
     "Optimizers": (("`optimizer=`", "what it does", "values per parameter", "remarks"), optimizers),
 }
-"""Headings of the README with the header and the rows of the table below."""
+"""Headings with the header and the rows of the table below."""
 
 
 def table(heading: str) -> str:
@@ -107,11 +110,11 @@ def _line(cells: Sequence[str]) -> str:
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) + "\n"
 
 
-def with_tables(text: str) -> str:
-    """A README with the first table below each of the headings made anew."""
-    for heading in TABLES:
+def with_tables(text: str, headings: Iterable[str]) -> str:
+    """A document with the first table below each of the headings made anew."""
+    for heading in headings:
         before, marker, rest = text.partition(f"## {heading}\n")
-        assert marker, f"the README has a heading {heading}"
+        assert marker, f"there is a heading {heading}"
         made = re.sub(r"(?:^\|.*\n)+", lambda _, heading=heading: table(heading), rest, count=1, flags=re.MULTILINE)  # type: ignore[misc]
         text = before + marker + made
     return text
@@ -119,6 +122,7 @@ def with_tables(text: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+        for page, headings in PAGES.items():
+            page.write_text(with_tables(page.read_text(encoding="utf-8"), headings), encoding="utf-8")
     else:
         print("\n".join(f"## {heading}\n\n{table(heading)}" for heading in TABLES))

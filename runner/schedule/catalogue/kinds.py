@@ -134,7 +134,7 @@ class ScheduleSpec:
         by_costs: whether its order depends on the costs of the request.
         by_plan: whether a plan chooses the order by the seconds and bytes of the stages.
         searched: whether ``auto`` considers it.
-        summary: what it does and what it costs, for the README's table.
+        summary: what it does and what it costs, for the table of docs/schedules.md.
         figures: texts for idle share and micro-batches kept in that table; None means the simulator's figures.
         position: its place in lists, ascending.
     """
