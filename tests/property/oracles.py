@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -361,7 +361,7 @@ def _found_here(function: Callable[..., Any], config: RunConfig, *given: Any, **
     key = repr((
         function.__name__, config.model, [len(each) for each in given], config.precision.name, config.trainer.freeze,
         config.approximate_backward, own, config.parallelism.data if kind.compresses else 0, config.compression,
-        config.trainer.ema_decay is not None, config.parallelism.tensor, config.parallelism.sharding,
+        config.trainer.ema_decay is not None, replace(config.parallelism, pipeline=1, data=1),
     ))  # fmt: skip
     if key not in _FOUND:
         _FOUND[key] = _called_here(function, config, *given, **named)
