@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from corpus_requests import PLANS, RUNS, WRONG, request, wrong
-from oracles import quietly
+from in_this_process import quietly
 from whole_runs import train
 
 from runner.cli.request import checked
