@@ -31,7 +31,7 @@ _TRAIN = Command(
 _PLAN = Command(
     name="plan",
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
-    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--why] [--rules]",
+    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--why] [--rules]",
     about=(
         "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
         "many samples or tokens that is per second. Ends with status 3 where a rank needs more than memory_limit. Any "
@@ -39,11 +39,14 @@ _PLAN = Command(
         "top. --why adds what speaks for the layout, the rules that bind what you named to other keys, each with its "
         "reason and source, and DeepSpeed's configuration where it is used; with -m also the whole plan of each job. "
         "--rules prints every rule by group and plans nothing. Where a policy chooses under memory_limit what is run "
-        "forward again, --svg draws what a stage takes under other budgets, by strategy."
+        "forward again, --svg draws what a stage takes under other budgets, by strategy. With parallelism=auto it "
+        "finds the layout, schedule, cut, recomputation and ZeRO with the shortest step that fits, says why and what "
+        "else there is, and prints the command that asks for it; what you name yourself is kept."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
         ("runner plan recipe=rudalle_malevich hardware=a100_80gb", "the full-size model on machines you do not have"),
+        ("runner plan model=gpt parallelism=auto parallelism.ranks=8 hardware=a100_80gb", "the layout is found"),
         ("runner plan -m model=gpt parallelism.pipeline=1,2,4", "one table of three plans; --json for a script"),
     ),
     flags=(
@@ -56,6 +59,7 @@ _PLAN = Command(
         ),
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
         Flag("--svg", "write a picture of time against memory for activations, by strategy", "FILE"),
+        Flag("--write", "with parallelism=auto: write the layout that was found as a recipe", "FILE"),
     ),
 )
 _SCHEDULE = Command(

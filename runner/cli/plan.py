@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
+from runner.cli.auto import plan_layout
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
+from runner.launch.run.find_layout import asks_for_layout
 from runner.launch.run.prepare import callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
@@ -43,6 +45,9 @@ def run(arguments: Arguments) -> int:
     raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
+    if asks_for_layout(arguments.words):
+        raise_problems(arguments.problems)
+        return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"))
     try:
         plan = _shown_under_way(arguments)
     except RequestError as error:
@@ -60,7 +65,18 @@ def _picture_problems(arguments: Arguments) -> list[Problem]:
     picture = arguments.value("svg")
     if picture is not None and arguments.switch("multirun"):
         return [Problem("--svg", picture, "takes one plan", "The picture shows one stage of it")]
-    return unwritable(arguments, ("svg",))
+    auto = asks_for_layout(arguments.words)
+    if picture is not None and auto:
+        return [
+            Problem(
+                "--svg", picture, "takes a plan whose layout is known", "The search makes many", "the request it prints"
+            )
+        ]
+    if (recipe := arguments.value("write")) is not None and not auto:
+        return [
+            Problem("--write", recipe, "belongs to parallelism=auto", "Another request is what you type", "--cfg job")
+        ]
+    return unwritable(arguments, ("svg", "write"))
 
 
 def _draw(plan: RunPlan, file: Path) -> None:

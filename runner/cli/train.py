@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
+from runner.cli.auto import words_with_layout
 from runner.cli.request import checked, jobs_of
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
+from runner.launch.run.find_layout import asks_for_layout
 
 __all__ = ["run"]
 
@@ -39,7 +41,11 @@ def run(arguments: Arguments) -> int:
 
         return sweep(jobs, command=command, plugins=plugins)
     unread: list[str] = []
-    config = checked(arguments.words, arguments.problems, command="train", unread=unread)
+    request = arguments.words
+    if asks_for_layout(request):
+        raise_problems(arguments.problems)
+        request = words_with_layout(request)
+    config = checked(request, arguments.problems, command="train", unread=unread)
     raise_problems(_of_sweeps(config))
     screen.tell(unread)
     screen.begins(screen.PLANNING)

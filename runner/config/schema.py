@@ -147,6 +147,8 @@ class ParallelismConfig:
     # also: tp_plan, tensor_plan
     sequence: bool = False  # whether values between divided layers are divided by tokens, too
     # also: sequence_parallel, sp
+    ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
+    search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough
     goes_with: dict[str, str] = field(default_factory=dict)
 
 

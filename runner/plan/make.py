@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
@@ -71,6 +72,7 @@ def make_plan(
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
     rehearse: Rehearse | None = None,
     suggest: bool = False,
+    compare: bool = True,
 ) -> RunPlan:
     """Make the plan of a request: check it, partition the model, and predict memory and time.
 
@@ -88,6 +90,7 @@ def make_plan(
         rehearse: runs programs that decide in the run what they keep, on tensors without memory; without it and without
             a profile that knows them, what they take is a bound.
         suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
+        compare: whether it says what would make it fit, and whether a pipeline pays; this plans several requests.
 
     Returns:
         the plan; if it does not fit, ``fits`` is false and ``problems`` says why, and what would help.
@@ -97,7 +100,15 @@ def make_plan(
     """
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes, cores, memory_bytes)
-        return _make(config, profile, machine, schedule, stage_seconds, profile_of, rehearse, suggest=suggest)
+        others = _Others(suggest=suggest, compare=compare)
+        return _make(config, profile, machine, schedule, stage_seconds, profile_of, rehearse, others)
+
+
+class _Others(NamedTuple):
+    """The other requests that are planned for comparison, see :func:`make_plan`."""
+
+    suggest: bool
+    compare: bool
 
 
 @contextmanager
@@ -120,8 +131,7 @@ def _make(
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
     rehearse: Rehearse | None,
-    *,
-    suggest: bool,
+    others: _Others,
 ) -> RunPlan:
     _refuse(config, profile)
     plan = _planned(config, profile, machine, chosen, stage_seconds)
@@ -130,6 +140,8 @@ def _make(
         if plan.profile.samples == profile.samples:
             profile = replace(profile, rehearsals=plan.profile.rehearsals)
     plan = _with_arenas(plan, config)
+    if not others.compare:
+        return plan
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
@@ -141,7 +153,7 @@ def _make(
     gain = least_gain(config, machine.cores, accelerated=_accelerated(config, machine))
     other = compare_without_pipeline(by_layers, config, replan, least_gain=gain)
     best: Improvement | None = None
-    if suggest and plan.fits:
+    if others.suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
         times = times and not profile.is_disturbed  # else two moments would be compared, not two numbers of threads
         best = best_override(plan, config, replan, measures_threads=times, least_gain=gain)

@@ -226,6 +226,22 @@ _DATA: Table[RunConfig] = Table(
 _PARALLELISM: Table[RunConfig] = Table(
     "Degrees",
     (
+        Row(
+            "parallelism",
+            lambda c: c.parallelism.name == "auto",
+            "must be typed for `runner plan` or `runner train` of one request",
+            "The layout is found first, and all other commands are about a request that has one",
+            fix="`runner plan parallelism=auto`, which prints that request",
+        ),
+        at_least("parallelism.ranks", 1),
+        Row(
+            "parallelism.ranks",
+            lambda c: c.parallelism.ranks is not None and c.parallelism.name != "auto",
+            "belongs to parallelism=auto",
+            "Other layouts have as many ranks as their degrees say",
+            fix="parallelism=auto",
+        ),
+        one_of("parallelism.search", ("quick", "normal", "thorough")),
         at_least("parallelism.pipeline", 1),
         at_least("parallelism.data", 1),
         at_least("parallelism.tensor", 1),

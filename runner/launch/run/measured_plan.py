@@ -17,13 +17,14 @@ def measured_plan(
     cores: int | None = None,
     memory_bytes: int | None = None,
     suggest: bool = False,
+    compare: bool = True,
 ) -> RunPlan:
     """Profile a request's model, plan it, and rehearse what decides in the run.
 
     Args:
         config: the request, which keeps the rules of its sections.
         profile: the model's profile if it is known already.
-        device_memory_bytes, cores, memory_bytes, suggest: see :func:`runner.plan.make.make_plan`.
+        device_memory_bytes, cores, memory_bytes, suggest, compare: see :func:`runner.plan.make.make_plan`.
 
     Raises:
         RequestError: the model cannot be profiled, or the request has problems.
@@ -41,4 +42,5 @@ def measured_plan(
         profile_of=profile_model,
         rehearse=rehearse,
         suggest=suggest,
+        compare=compare,
     )

@@ -1,0 +1,290 @@
+"""``parallelism=auto``: finds the layout of a request, as words that a user could have typed."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from runner.config.compose.resolve import keys_given, resolve_with_layers
+from runner.config.links import with_measured_link
+from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, raise_problems
+from runner.plan.layout.batches import largest_microbatch
+from runner.plan.planners.problem import SAVED_OPS, ProfiledSizes, interpolated
+from runner.plan.requested_schedule import resolve_request, schedule_problems
+from runner.plan.search.trials import changed_by
+
+if TYPE_CHECKING:
+    from runner.plan.draft import Machine
+    from runner.plan.planners.choose import Chosen
+    from runner.plan.planners.joint import Family
+    from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+    from runner.plan.values import RunPlan
+    from runner.profile import ModelProfile
+
+__all__ = ["AUTO", "FoundLayout", "LayoutJudge", "asks_for_layout", "find_layout", "remedies"]
+
+AUTO = "parallelism=auto"
+_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.search")
+_DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
+_OF_PARTS = ("parallelism.sharding", "parallelism.sequence")  # what only divided layers are asked with
+_PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
+
+
+@dataclass(frozen=True)
+class FoundLayout:
+    """A layout that was chosen.
+
+    Args:
+        words: the whole request, without ``parallelism=auto``.
+        chosen: the result of the search.
+        problem: what was searched.
+        judge: plans requests that differ from it.
+    """
+
+    words: tuple[str, ...]
+    chosen: Chosen
+    problem: PlanningProblem
+    judge: LayoutJudge
+
+
+def asks_for_layout(words: Sequence[str]) -> bool:
+    """Whether a command line leaves the layout to the runner."""
+    return AUTO in [word.lstrip("+") for word in words]
+
+
+def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> FoundLayout:
+    """Search the layout of a request.
+
+    Args:
+        words: the command line, with ``parallelism=auto``.
+        progress: is told what is done.
+
+    Raises:
+        RequestError: the request has problems, or no layout can be planned.
+    """
+    from runner.launch.run.machines import this_machine
+    from runner.plan.draft import Machine
+    from runner.plan.planners.choose import choose
+    from runner.plan.planners.problem import alone, planning_problem
+    from runner.profiling.model import profile_model
+
+    config, layers = resolve_with_layers(words)
+    config = with_measured_link(config)
+    given = _given(keys_given(words, layers))
+    raise_problems(
+        [
+            *_problems(config),
+            *_order_problems(config, given),
+            *_search_problems(config),
+            *rules(_without_search(alone(config))),
+        ]
+    )
+    config.parallelism.ranks = _ranks(config)
+    here = this_machine(config)
+    machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
+    progress("profiling the model ...")
+    problem, sizes = planning_problem(config, profile_model, machine, given)
+    judge = LayoutJudge(words, config, sizes, machine)
+    chosen = choose(
+        problem,
+        judge.plan,
+        confirm=judge.typed,
+        refuses=judge.refuses,
+        effort=config.parallelism.search,
+        keys_of=judge.keys,
+        progress=progress,
+    )
+    return FoundLayout(tuple(judge.words(chosen.best.keys)), chosen, problem, judge)
+
+
+def _given(keys: Mapping[str, bool]) -> set[str]:
+    """What the user has fixed; degrees of a file give way to ``parallelism=auto`` on the command line."""
+    return {key for key, typed in keys.items() if typed or key not in _DEGREES}
+
+
+def _without_search(config: RunConfig) -> RunConfig:
+    config.parallelism = replace(config.parallelism, name="single", ranks=None)
+    return config
+
+
+def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
+    """A problem of a schedule that the user has named and that the search cannot play."""
+    from runner.schedule.catalogue.registry import ALIASES, SPECS
+
+    name = config.schedule.name
+    if "schedule" not in given or name == "auto":
+        return []
+    spec = SPECS.get(ALIASES.get(name, name))
+    if spec is not None and spec.kind == "synchronous" and not spec.by_costs and spec.default_chunks is not None:
+        return []
+    rule = "must be a flushed order of its own with parallelism=auto"
+    why = "The search plays published orders that wait for the step before, with all layouts"
+    return [Problem("schedule", name, rule, why, "schedule=1f1b")]
+
+
+def _search_problems(config: RunConfig) -> list[Problem]:
+    """What rules say of the keys of the search itself."""
+    return [each for each in rules(config) if each.path in ("parallelism.ranks", "parallelism.search")]
+
+
+def remedies(found: FoundLayout) -> list[tuple[str, int]]:
+    """Changes of a request that does not fit with which something fits, each tried, with the peak of its fullest rank.
+
+    Args:
+        found: what was found; it does not fit.
+    """
+    judge, best = found.judge, found.chosen.best
+    tried: list[tuple[str, Mapping[str, Any]]] = []
+    degrees = best.answer
+    states = {"zero.stage": 3, "parallelism.pipeline": 1, "parallelism.data": degrees.pipeline * degrees.data}
+    for count in (2, 4, 8):
+        more = {**best.keys, "parallelism.data": degrees.data * count, "zero.stage": degrees.zero or 1}
+        tried.append((f"parallelism.ranks={found.problem.ranks * count}", more))
+    tried.append(("zero.stage=3", {**_without_pipeline(best.keys), **states}))
+    tried.append(("offload.optimizer=cpu", {**best.keys, "zero.stage": degrees.zero or 1, "offload.optimizer": "cpu"}))
+    tried.append(("precision=bf16_master", {**best.keys, "precision": "bf16_master"}))
+    helps, kinds = list[tuple[str, int]](), set[str]()
+    for words, keys in tried:
+        kind = words.partition("=")[0]
+        if kind in kinds:
+            continue
+        try:
+            plan = judge.plan(keys)
+        except RequestError:
+            continue
+        if plan.fits:
+            kinds.add(kind)
+            helps.append((words, max(plan.peak_memory_bytes)))
+    return helps
+
+
+def _without_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
+    of_stages = ("schedule", "schedule.chunks", "partition", "partition.boundaries")
+    return {key: value for key, value in keys.items() if key not in of_stages}
+
+
+def _problems(config: RunConfig) -> list[Problem]:
+    if "WORLD_SIZE" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        why = "Each rank would search by what it measures itself, and may find another layout than its peers"
+        fix = "`runner plan parallelism=auto` prints the request"
+        return [Problem("parallelism", "auto", "must be chosen before the ranks are started", why, fix)]
+    if config.launcher.name == "slurm" and config.hardware.name == "auto":
+        why = "This machine is not the one whose layers would have to be measured"
+        return [Problem("hardware", "auto", "must name the machine with launcher=slurm", why, "hardware=a100_80gb")]
+    return []
+
+
+def _ranks(config: RunConfig) -> int:
+    """The ranks to share out: as asked, else the devices of the planned nodes, of this batch job or machine."""
+    if config.parallelism.ranks is not None:
+        return config.parallelism.ranks
+    if config.hardware.devices_per_node is not None and config.hardware.name != "auto":
+        return config.hardware.devices_per_node * (config.launcher.nodes or 1)
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    if tasks.isdigit() and int(tasks) > 1:
+        return int(tasks)
+    from runner.model.device import device_type
+    from runner.plan.cores import num_cores
+
+    if device_type(config) == "cuda":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return max(1, num_cores() // config.trainer.threads)
+
+
+class LayoutJudge:
+    """Plans answers as the requests that a user would type for them."""
+
+    def __init__(self, words: Sequence[str], config: RunConfig, sizes: ProfiledSizes, machine: Machine) -> None:
+        named = {word.lstrip("+~").partition("=")[0] for word in words}
+        self._words = [word for word in words if word.lstrip("+~").partition("=")[0] not in _SEARCH_KEYS]
+        self._config, self._sizes, self._machine = config, sizes, machine
+        self._named = named
+        self._refused: dict[tuple[object, ...], bool] = {}
+
+    def keys(self, answer: PlanningAnswer) -> dict[str, Any]:
+        """The keys that ask for an answer, without those that the request has already."""
+        from runner.schedule.catalogue.registry import SPECS
+
+        config, chunks = self._config, {name: spec.default_chunks for name, spec in SPECS.items()}
+        keys = answer.overrides(chunks)
+        if answer.order is None and config.schedule.name not in _PLAIN:
+            keys["schedule"] = "1f1b"
+        if keys["zero.stage"] is None and config.zero.stage is None:
+            del keys["zero.stage"]
+        if keys["activation_checkpoint"] in ("asked", config.activation_checkpoint.name):
+            del keys["activation_checkpoint"]
+        return {key: value for key, value in keys.items() if key not in self._named}
+
+    def words(self, keys: Mapping[str, Any]) -> list[str]:
+        """The whole request as words."""
+        whole = keys.get("parallelism.tensor", self._config.parallelism.tensor) == 1
+        asked = [word for word in self._words if not (whole and word.lstrip("+").startswith(_OF_PARTS))]
+        return [*asked, *(f"{key}={_spelled(value)}" for key, value in keys.items())]
+
+    def plan(self, keys: Mapping[str, Any]) -> RunPlan:
+        """The plan of the request with these keys, by seconds between those of the profiled sizes."""
+        config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
+        if config.parallelism.tensor == 1:
+            config.parallelism = replace(config.parallelism, sharding=None, sequence=False)
+        checkpointing = config.activation_checkpoint
+        if checkpointing.name == "selective" and not checkpointing.given:
+            setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know
+        degrees, sizes = config.parallelism, self._sizes
+        samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.computed_microbatches)
+        known = degrees.tensor in sizes and config.precision == self._config.precision
+        return self._plan(config, interpolated(sizes[degrees.tensor], samples) if known else None)
+
+    def typed(self, keys: Mapping[str, Any]) -> RunPlan:
+        """The plan of the request as its words ask for it."""
+        return self._plan(resolve_request(self.words(keys)))
+
+    def _plan(self, config: RunConfig, profile: ModelProfile | None = None) -> RunPlan:
+        from runner.launch.run.measured_plan import measured_plan
+
+        raise_problems([*rules(config), *schedule_problems(config)])
+        here = self._machine
+        return measured_plan(
+            config,
+            profile,
+            device_memory_bytes=here.device_memory_bytes,
+            cores=here.cores,
+            memory_bytes=here.memory_bytes,
+            compare=False,
+        )
+
+    def refuses(self, family: Family) -> bool:
+        """Whether a rule forbids a layout with an order and ZeRO; the cut is even, and everything is kept."""
+        kind = family.pipeline, family.data > 1, family.tensor, family.order, family.zero
+        if kind not in self._refused:
+            self._refused[kind] = self._is_refused(family)
+        return self._refused[kind]
+
+    def _is_refused(self, family: Family) -> bool:
+        from runner.plan.make import plan_problems
+        from runner.plan.planners.problem import alone
+
+        config = _without_search(alone(self._config, family.tensor))
+        degrees = config.parallelism
+        degrees.pipeline, degrees.data, degrees.tensor = family.pipeline, family.data, family.tensor
+        config.schedule.microbatches, config.zero.stage = family.microbatches, family.zero
+        config.partition.name, config.partition.boundaries = "uniform", None
+        if family.order is not None:
+            config.schedule.name, config.schedule.chunks = family.order.schedule, family.order.chunks
+        stages = family.pipeline * (family.order.chunks if family.order is not None else 1)
+        try:
+            return bool([*rules(config), *plan_problems(config, max(stages, 2))])
+        except RequestError:
+            return True
+
+
+def _spelled(value: object) -> str:
+    if value is None:
+        return "null"
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,422 @@
+"""``planner=joint``: layout, schedule, micro-batches, cut, recomputation and ZeRO are chosen together.
+
+Layouts are taken in the order of a lower bound of their step. Each starts from a few candidates, all of which are
+played at once; small spaces are played whole. The best are improved by single changes until none helps.
+
+Source: own; the parts are published ones: bounds and beams as in Narayanan et al. 2021 (Megatron-LM), the fastest way
+to keep that fits a stage as in Zheng et al. 2022 (Alpa) and Tarnawski et al. 2021 (Piper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from runner.plan.planners.cuts import all_of, neighbours, num_of_all, starts
+from runner.plan.planners.orders import Orders, PlayedOrder, copies_in
+from runner.plan.planners.stages import Candidates, Setting, StageTable, state_bytes
+from runner.plan.planners.values import Division, Order, PlanningAnswer, PlanningProblem
+from runner.schedule.catalogue.registry import SPECS
+
+__all__ = ["EFFORTS", "TIE", "Effort", "Family", "Found", "JointSearch", "divisors", "families", "lower_bound"]
+
+_WHOLE = 20_000  # candidates of a space that is played whole
+_NEAR = 1.15  # times the best step: candidates that are worth an improvement
+_ROUNDS = 200
+_ACTIONS = 3  # of a stage for a micro-batch, where its backward is in two parts
+_HOPELESS = 1.05  # times the best step: a family whose closed form is beyond that is not looked at
+_CHEAP = 0.01  # of the work that may be done: until then everything that the bounds allow is looked at
+_MOST = 32  # micro-batches for each stage: more leave a bubble of less than 3 %
+_SAME = 1e-9
+TIE = 1e-3
+"""Steps that differ by less than this part are equal: the simpler one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a search may do.
+
+    Args:
+        plays: candidates times actions that are played, over all layouts.
+        actions: the most actions of an order that is walked.
+        improved: layouts with an order whose best candidate is improved.
+        judged: answers that are planned completely.
+    """
+
+    plays: int
+    actions: int
+    improved: int
+    judged: int
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "quick": Effort(10**8, 20_000, 4, 4),
+    "normal": Effort(10**9, 60_000, 12, 10),
+    "thorough": Effort(10**10, 200_000, 60, 30),
+}
+"""What ``parallelism.search`` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A layout with an order, ZeRO and micro-batches: what is left to choose is the cut and what stages keep.
+
+    Args:
+        pipeline, data, tensor, microbatches: see :class:`PlanningAnswer`.
+        order: see there.
+        zero: see there.
+        bound: seconds that no candidate of it can undercut.
+        estimate: seconds by the closed form of its order for equal stages, with what they keep such that it fits.
+        place: its place in the enumeration, in which simpler ones are earlier.
+    """
+
+    pipeline: int
+    data: int
+    tensor: int
+    microbatches: int
+    order: Order | None
+    zero: int | None
+    bound: float
+    estimate: float
+    place: int
+
+
+@dataclass
+class _Best:
+    """The best candidate of a family that is known."""
+
+    family: Family
+    table: StageTable
+    order: PlayedOrder
+    candidate: Candidates
+    seconds: float
+    peak: float
+    limit: float
+    is_free: bool = False  # whether it is the fastest of all, also of those that do not fit
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.limit
+
+
+@dataclass
+class Found:
+    """The result of a search.
+
+    Args:
+        answers: the best of each family that was looked at, those that fit before the others, the fastest first.
+        families: how many were looked at.
+        evaluated: how many candidates were played.
+        complete: whether no limit of work ended it.
+    """
+
+    answers: list[PlanningAnswer] = field(default_factory=list)
+    families: int = 0
+    evaluated: int = 0
+    complete: bool = True
+
+
+class JointSearch:
+    """Searches all layouts of a problem.
+
+    Args:
+        problem: the problem.
+        effort: how much may be done.
+        refused: says of a family that rules forbid it, so that it is not looked at.
+        orders: the orders that were walked already.
+    """
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        effort: Effort,
+        refused: Callable[[Family], bool] = lambda family: False,
+        orders: Orders | None = None,
+    ) -> None:
+        self.problem, self.effort = problem, effort
+        self._refused = refused
+        self._orders = orders or Orders()
+        self._plays = 0
+        self.found = Found()
+        self._best: dict[tuple[object, ...], _Best] = {}
+        self._fastest = float("inf")  # seconds of the best candidate that fits
+
+    def run(self) -> Found:
+        """Look at all families that may be the fastest, improve the best, and return what was found."""
+        for family in sorted(families(self.problem), key=lambda each: (each.estimate, each.place)):
+            if family.bound >= self._fastest * (1 - TIE) or self._is_settled(family):
+                continue
+            if family.estimate >= self._fastest * _HOPELESS and self._plays > self.effort.plays * _CHEAP:
+                break
+            if self._plays > self.effort.plays:
+                self.found.complete = False
+                break
+            best = self._started(family, self._limit(family))
+            if best is not None and best.fits:
+                self._fastest = min(self._fastest, best.seconds)
+        near = sorted(self._best.values(), key=_rank)[: self.effort.improved]
+        for each in near:
+            if each.fits and each.seconds <= self._fastest * _NEAR:
+                self._improve(each)
+        self.found.answers = [self._answer(each) for each in sorted(self._best.values(), key=_rank)]
+        return self.found
+
+    def _is_settled(self, family: Family) -> bool:
+        """Whether memory does not matter where replicas share nothing: ZeRO saves nothing else."""
+        if family.zero is None or len(self.problem.zero) < 2:
+            return False
+        plain = self._best.get((*_key(family)[:-1], None))
+        return plain is not None and plain.is_free
+
+    def again(self, answer: PlanningAnswer, excess: float) -> PlanningAnswer | None:
+        """The best candidate of an answer's family if each rank needs so many bytes more than was estimated.
+
+        Families that differ in ZeRO alone are looked at, too.
+
+        Returns:
+            None if none fits then.
+        """
+        before = self._best[_key(answer)].family
+        found = list[_Best]()
+        for zero in self.problem.zero if before.data > 1 else (before.zero,):
+            family = replace(before, zero=zero)
+            best = self._started(family, self._limit(family) - max(excess, 0.0))
+            if best is not None and best.fits:
+                self._improve(best)
+                found.append(best)
+        return self._answer(min(found, key=_rank)) if found else None
+
+    def _limit(self, family: Family) -> float:
+        return float(self.problem.memory[family.pipeline * family.data * family.tensor])
+
+    def _started(self, family: Family, limit: float) -> _Best | None:
+        if family.order is not None:
+            most = _ACTIONS * family.pipeline * family.order.chunks * family.microbatches
+            if most > self.effort.actions:
+                self.found.complete = False
+                return None
+        order = self._orders.of(family.order, family.pipeline, family.microbatches)
+        if order is None or order.stages > len(self.problem.layers):
+            return None
+        if self._refused(family):
+            return None
+        setting = _setting(self.problem, family)
+        table = StageTable(self.problem, setting)
+        ways = range(len(setting.division.kept))
+        boundaries = (self.problem.fixed or {}).get("boundaries")
+        if boundaries is not None:
+            candidates = _with_cut(table, order, boundaries, ways)
+        elif num_of_all(len(self.problem.layers), order, len(ways)) <= _WHOLE:
+            candidates = all_of(order, table, ways)
+        else:
+            candidates = starts(table, order, limit, ways)
+        self.found.families += 1
+        best = self._of_all(family, table, order, candidates, limit)
+        self._best[_key(family)] = best
+        return best
+
+    def _of_all(
+        self, family: Family, table: StageTable, order: PlayedOrder, candidates: Candidates, limit: float
+    ) -> _Best:
+        """The fastest of the candidates that fit, else the one with the lowest peak."""
+        seconds, peaks = table.step_seconds(candidates, order), table.peaks(candidates, order).max(axis=0)
+        self._plays += order.num_actions * candidates.count
+        self.found.evaluated += candidates.count
+        fitting = peaks <= limit
+        number = int(np.argmin(np.where(fitting, seconds, np.inf)) if fitting.any() else np.argmin(peaks))
+        chosen = float(seconds[number]), float(peaks[number])
+        is_free = bool(seconds[number] == seconds.min())
+        return _Best(family, table, order, candidates.only(number), *chosen, limit, is_free)
+
+    def _improve(self, best: _Best) -> None:
+        """Change one thing at a time, the one that helps most, until nothing helps."""
+        ways = range(len(best.table.setting.division.kept))
+        if best.order.compiled is None or (self.problem.fixed or {}).get("boundaries") is not None:
+            return
+        for _ in range(_ROUNDS):
+            if self._plays > self.effort.plays:
+                self.found.complete = False
+                return
+            around = neighbours(best.candidate, best.order, best.table, ways)
+            other = self._of_all(best.family, best.table, best.order, around, best.limit)
+            if not other.fits or other.seconds >= best.seconds * (1 - _SAME):
+                return
+            best.candidate, best.seconds, best.peak = other.candidate, other.seconds, other.peak
+
+    def _answer(self, best: _Best) -> PlanningAnswer:
+        cut = best.candidate.cuts[:, 0].tolist()
+        names = [kept.name for kept in best.table.setting.division.kept]
+        family = best.family
+        return PlanningAnswer(
+            "joint",
+            family.pipeline,
+            family.data,
+            family.tensor,
+            family.microbatches,
+            family.order,
+            tuple((first, last - 1) for first, last in zip(cut, cut[1:], strict=False)),
+            tuple(names[way] for way in best.candidate.kept[:, 0].tolist()),
+            family.zero,
+            best.seconds,
+            best.peak,
+        )
+
+
+def _rank(best: _Best) -> tuple[bool, float, int]:
+    return not best.fits, best.seconds if best.fits else best.peak - best.limit, best.family.place
+
+
+def _key(of: Family | PlanningAnswer) -> tuple[object, ...]:
+    return of.pipeline, of.data, of.tensor, of.microbatches, of.order, of.zero
+
+
+def _setting(problem: PlanningProblem, family: Family) -> Setting:
+    division = next(each for each in problem.divisions if each.tensor == family.tensor)
+    samples = problem.batch / (family.data * family.microbatches)
+    return Setting(division, samples, family.microbatches, family.data, family.zero)
+
+
+def _with_cut(table: StageTable, order: PlayedOrder, boundaries: Sequence[int], ways: Sequence[int]) -> Candidates:
+    """The candidates with a given cut; those of no order with as many stages are none."""
+    cut = (0, *boundaries, table.num_layers)
+    if len(cut) != order.stages + 1:
+        cut = tuple(table.num_layers * stage // order.stages for stage in range(order.stages + 1))
+    kept = np.array([[way] * order.stages for way in ways], dtype=np.int64).T
+    return Candidates(np.repeat(np.array(cut, dtype=np.int64)[:, None], len(ways), axis=1), kept)
+
+
+def families(problem: PlanningProblem) -> Iterator[Family]:
+    """Every layout with its orders, ZeRO and micro-batches, those with fewer stages and simpler orders first."""
+    fixed, place = problem.fixed or {}, 0
+    for world in divisors(problem.ranks):
+        for pipeline, tensor in _degrees(problem, world):
+            data = world // (pipeline * tensor)
+            degrees = {"pipeline": pipeline, "data": data, "tensor": tensor}
+            if any(fixed.get(key, value) != value for key, value in degrees.items()):
+                continue
+            for microbatches in _microbatches(problem, pipeline, data):
+                for order in _orders(problem, pipeline):
+                    for zero in problem.zero if data > 1 else problem.zero[:1]:
+                        place += 1
+                        family = Family(pipeline, data, tensor, microbatches, order, zero, 0.0, 0.0, place)
+                        least = lower_bound(problem, family)
+                        yield replace(family, bound=least, estimate=max(least, _estimate(problem, family)))
+
+
+def _estimate(problem: PlanningProblem, family: Family) -> float:
+    """Seconds by the closed form of the order for equal stages, with the fastest way to keep that about fits."""
+    setting = _setting(problem, family)
+    division, samples, pipeline = setting.division, setting.samples, family.pipeline
+    limit = problem.memory[pipeline * family.data * family.tensor]
+    states = sum(state_bytes(setting)) / pipeline
+    span, most = _closed_form(family.order, pipeline, family.microbatches)
+    for kept in division.kept:
+        held = most * samples * sum(kept.saved) / pipeline
+        if states + held + samples * max(kept.working) <= limit:
+            break
+    forward = sum(line.of(samples) for line in division.forward)
+    whole = forward + sum(line.of(samples) for line in kept.backward)
+    after = _after(problem, division, family.data) / pipeline
+    actions = 2 * (family.order.chunks if family.order is not None else 1)
+    return family.microbatches * (whole / pipeline + actions * problem.overhead) * span + after
+
+
+def _closed_form(order: Order | None, pipeline: int, microbatches: int) -> tuple[float, float]:
+    """By how much a step is longer than its computes, and the micro-batches that the fullest rank keeps, as whole
+    shares of it; for equal stages."""
+    if order is None:
+        return 1.0, 1.0
+    formulas = SPECS[order.schedule].formulas
+    if formulas is None:
+        return 1 + (pipeline - 1) / order.chunks / microbatches, float(min(pipeline, microbatches))
+    known = {"D": pipeline, "T": microbatches, "v": order.chunks, "F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+
+    def of(formula: str, rank: int = 0) -> float:
+        names = {"__builtins__": {}, "max": max, "min": min, "abs": abs}
+        return float(eval(formula, names, {**known, "r": rank}))  # noqa: S307 - the catalogue's own texts
+
+    span = of(formulas.span) / (3 * microbatches)
+    return span, max(of(formulas.peak_activations, rank) for rank in range(pipeline))
+
+
+def _fill(order: Order | None, pipeline: int, microbatches: int) -> float:
+    """The least that filling and draining the pipeline adds, as a factor of the time in which all ranks compute.
+
+    With w_s seconds of stage s for a micro-batch, no flushed order in one direction with whole backwards is shorter
+    than the largest of sum(w_a for a <= s) + (T - 1) w_s. The least of this over all cuts has w_s in a geometric row.
+    """
+    if order is None or order.schedule not in _WHOLE_BACKWARDS:
+        return 1.0
+    if microbatches == 1:
+        return float(pipeline)
+    return pipeline / (microbatches * (1 - (1 - 1 / microbatches) ** pipeline))
+
+
+_WHOLE_BACKWARDS = ("naive", "gpipe", "1f1b", "1f1b_eager", "varuna")
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide it, ascending."""
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _degrees(problem: PlanningProblem, world: int) -> Iterator[tuple[int, int]]:
+    degrees = {division.tensor for division in problem.divisions}
+    for pipeline in divisors(world):
+        for tensor in divisors(world // pipeline):
+            if pipeline <= len(problem.layers) and tensor in degrees:
+                yield pipeline, tensor
+
+
+def _microbatches(problem: PlanningProblem, pipeline: int, data: int) -> list[int]:
+    """Numbers of micro-batches of equal size; where the batch has few divisors, one with sizes that differ by one."""
+    if problem.microbatches is not None:
+        return [problem.microbatches // data] if problem.microbatches % data == 0 else []
+    asked = (problem.fixed or {}).get("microbatches")
+    if asked is not None:
+        return [asked] if asked * data <= problem.batch else []
+    if problem.batch % data:
+        return []
+    share = problem.batch // data
+    found = divisors(share)
+    if pipeline == 1:
+        return found
+    few = found if len(found) > 2 else sorted({*found, min(share, 4 * pipeline)})
+    return [each for each in few if pipeline <= each <= _MOST * pipeline] or [max(few)]
+
+
+def _orders(problem: PlanningProblem, pipeline: int) -> list[Order | None]:
+    if pipeline == 1:
+        return [None]
+    return [order for order in problem.orders if order.chunks * pipeline <= len(problem.layers)]
+
+
+def lower_bound(problem: PlanningProblem, family: Family) -> float:
+    """Seconds that no step of a family can undercut.
+
+    The mean rank computes its share, sums its gradients and updates; a rank has at least one layer; and the pipeline
+    must be filled.
+    """
+    setting = _setting(problem, family)
+    division, samples, pipeline, count = setting.division, setting.samples, family.pipeline, family.microbatches
+    kept = division.kept[0]
+    parts = zip(division.forward, kept.backward, kept.input_gradient, kept.weight_gradient, strict=True)
+    each = [f.of(samples) + min(b.of(samples), i.of(samples) + w.of(samples)) for f, b, i, w in parts]
+    computes, engine = count * sum(each) / pipeline, 2 * count * problem.overhead
+    bound = max(
+        engine + computes + _after(problem, division, family.data) / pipeline,
+        count * max(each) / copies_in(family.order),
+        computes * _fill(family.order, pipeline, count),
+    )
+    if problem.cores is not None:
+        bound = max(bound, family.data * family.tensor * count * sum(each) / problem.cores)
+    return bound
+
+
+def _after(problem: PlanningProblem, division: Division, data: int) -> float:
+    """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
+    gradients, link = sum(division.gradient), problem.link
+    sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
+    return sums + gradients * problem.step_seconds_per_byte

@@ -1,0 +1,324 @@
+"""Makes a planning problem from a request and profiles of its model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.policies import solve
+from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.plan.activations import plan_activations
+from runner.plan.cores import shared_cores
+from runner.plan.draft import Draft, Machine, draft_of
+from runner.plan.memory.limits import memory_limit_bytes, on_accelerator, ranks_of_a_node
+from runner.plan.planners.joint import divisors
+from runner.plan.planners.values import Division, Kept, Line, Lines, Order, PlanningProblem
+from runner.plan.requested_schedule import executed_schedule
+from runner.plan.stages.figures import state_bytes
+from runner.plan.stages.scale import for_samples
+from runner.profile import LayerProfile, ModelProfile
+from runner.schedule.catalogue.registry import ALIASES, SEARCHED, SPECS
+
+__all__ = ["ASKED", "SAVED_OPS", "ProfiledSizes", "alone", "interpolated", "planning_problem"]
+
+ProfiledSizes: TypeAlias = Mapping[int, Sequence[ModelProfile]]
+"""Profiles of one or two micro-batch sizes, by the number of ranks that divide layers."""
+
+ASKED = "asked"
+"""The name of the way to keep that the request itself names."""
+
+SAVED_OPS = "matmuls"
+"""The operators whose outputs ``activation_checkpoint=selective`` keeps unless others are named."""
+
+# Orders to which another one is equal or better in time and memory by their closed forms; they must be named.
+_NEVER_BEST = ("naive", "gpipe", "looped_bfs", "gems", "varuna", "bpipe")
+_WAYS = ("none", "selective", "full")
+_ENGINE = 1e-3  # seconds of a CPU for each action of a rank: rehearsals of small models take 1 to 5 ms more
+_FEW, _MANY = 16, 2  # parts of a batch: the sizes of micro-batches at which seconds are looked at
+
+
+def planning_problem(
+    config: RunConfig, profile_of: Callable[[RunConfig], ModelProfile], machine: Machine, given: Collection[str]
+) -> tuple[PlanningProblem, ProfiledSizes]:
+    """The problem of a request with ``parallelism=auto``, and the profiles from which it was made.
+
+    Args:
+        config: the request, without the rules of a layout.
+        profile_of: makes the profile of a request.
+        machine: the machine of the ranks.
+        given: the keys and groups that the user has chosen.
+
+    Raises:
+        RequestError: the model cannot be profiled in one piece.
+    """
+    ranks = config.parallelism.ranks or 1
+    divisions = _divisions(config, profile_of, machine, ranks, given)
+    profile = divisions[0][1][0]
+    draft = _draft(alone(config), profile, machine)
+    accelerated = on_accelerator(config, machine.device_memory_bytes)
+    cores = shared_cores(_of_ranks(config, ranks), machine.cores, accelerated=accelerated)
+    statistics = any(layer.has_running_statistics for layer in profile.layers)
+    given_count = config.schedule.microbatches * config.parallelism.data
+    problem = PlanningProblem(
+        layers=tuple(layer.name for layer in profile.layers),
+        divisions=tuple(division for division, _ in divisions),
+        ranks=ranks,
+        batch=config.data.batch_size,
+        memory={each: _limit(config, machine, each) for each in divisors(ranks)},
+        link=draft.link,
+        orders=_orders(config, given),
+        zero=_zero(config, given),
+        step_seconds_per_byte=draft.profile.optimizer_seconds_per_byte,
+        cores=cores.at_once(1) if cores is not None else None,
+        microbatches=given_count if statistics else None,
+        fixed=_fixed(config, given),
+        overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
+        seconds_source=profile.seconds_source,
+    )
+    return problem, {division.tensor: profiles for division, profiles in divisions}
+
+
+def interpolated(profiles: Sequence[ModelProfile], samples: int) -> ModelProfile:
+    """The profile of another micro-batch size: bytes in proportion, seconds on the lines through those that are known.
+
+    Args:
+        profiles: one or two profiles, that of the smaller size first.
+        samples: the size.
+    """
+    nearest = min(profiles, key=lambda each: abs(each.samples - samples))
+    if len(profiles) == 1 or nearest.samples == samples:
+        return for_samples(nearest, samples)
+    made = for_samples(nearest, samples)
+    rows = [(*each.layers, each.loss) for each in profiles]
+    forward = _lines(profiles, [[row.forward_seconds for row in each] for each in rows])
+    backward = _lines(profiles, [[row.backward_seconds for row in each] for each in rows])
+    parts = [_lines(profiles, [[row.split_seconds[part] for row in each] for each in rows]) for part in (0, 1)]
+    layers = [
+        replace(
+            row,
+            forward_seconds=forward[at].of(samples),
+            backward_seconds=backward[at].of(samples),
+            input_gradient_seconds=parts[0][at].of(samples),
+            weight_gradient_seconds=parts[1][at].of(samples),
+        )
+        for at, row in enumerate((*made.layers, made.loss))
+    ]
+    return replace(made, layers=tuple(layers[:-1]), loss=layers[-1])
+
+
+def alone(config: RunConfig, tensor: int = 1, samples: int | None = None) -> RunConfig:
+    """The request for one stage and one replica, with micro-batches of about so many samples."""
+    made = copy.deepcopy(config)
+    made.parallelism = replace(made.parallelism, name="single", pipeline=1, data=1, tensor=tensor)
+    if tensor == 1:
+        # What says how layers are divided belongs to layers that are.
+        made.parallelism = replace(made.parallelism, sharding=None, sequence=False)
+    made.schedule = replace(made.schedule, name="1f1b", target=None, chunks=None)
+    if samples is not None:
+        made.schedule.microbatches = max(1, config.data.batch_size // samples)
+    return made
+
+
+def _of_ranks(config: RunConfig, ranks: int) -> RunConfig:
+    made = alone(config)
+    made.parallelism.data = ranks
+    return made
+
+
+def _limit(config: RunConfig, machine: Machine, ranks: int) -> int:
+    return memory_limit_bytes(
+        config,
+        local_ranks=machine.local_ranks or ranks_of_a_node(_of_ranks(config, ranks)),
+        device_bytes=machine.device_memory_bytes,
+        machine_bytes=machine.memory_bytes,
+    )
+
+
+def _orders(config: RunConfig, given: Collection[str]) -> tuple[Order, ...]:
+    if "schedule" in given and config.schedule.name != "auto":
+        name = ALIASES.get(config.schedule.name, config.schedule.name)
+        return (Order(name, config.schedule.chunks or SPECS[name].default_chunks or 1),)
+    chunks = config.schedule.chunks if "schedule.chunks" in given else None
+    return tuple(
+        Order(spec.name, chunks or spec.default_chunks or 1)
+        for spec in SEARCHED
+        if spec.name not in _NEVER_BEST and (chunks is None or spec.default_chunks != 1)
+    )
+
+
+def _zero(config: RunConfig, given: Collection[str]) -> tuple[int | None, ...]:
+    if any(key == "zero" or key.startswith("zero.") for key in given):
+        return (config.zero.stage,)
+    return (None, 1)
+
+
+def _fixed(config: RunConfig, given: Collection[str]) -> dict[str, object]:
+    degrees, found = config.parallelism, dict[str, object]()
+    for key in ("pipeline", "data", "tensor"):
+        if f"parallelism.{key}" in given:
+            found[key] = getattr(degrees, key)
+    if "schedule.microbatches" in given:
+        found["microbatches"] = config.schedule.microbatches
+    if "partition.boundaries" in given and config.partition.boundaries is not None:
+        found["boundaries"] = list(config.partition.boundaries)
+    return found
+
+
+def _divisions(
+    config: RunConfig,
+    profile_of: Callable[[RunConfig], ModelProfile],
+    machine: Machine,
+    ranks: int,
+    given: Collection[str],
+) -> list[tuple[Division, list[ModelProfile]]]:
+    """The layers for each number of ranks that can divide them, with the profile of each."""
+    asked = config.parallelism.tensor if "parallelism.tensor" in given else None
+    found: list[tuple[Division, list[ModelProfile]]] = []
+    for tensor in divisors(ranks):
+        if tensor > 1 and asked in (None, tensor) and not _may_divide(config, tensor):
+            continue
+        if tensor > 1 and asked not in (None, tensor):
+            continue
+        try:
+            found.append(_division(config, profile_of, machine, tensor, given))
+        except RequestError:
+            if tensor == 1 or asked == tensor:
+                raise
+    return found
+
+
+def _may_divide(config: RunConfig, tensor: int) -> bool:
+    """Whether neighbours within a node can divide layers in so many parts: across nodes it does not pay."""
+    per_node = config.hardware.devices_per_node
+    return per_node is None or per_node % tensor == 0
+
+
+def _division(
+    config: RunConfig,
+    profile_of: Callable[[RunConfig], ModelProfile],
+    machine: Machine,
+    tensor: int,
+    given: Collection[str],
+) -> tuple[Division, list[ModelProfile]]:
+    batch = config.data.batch_size
+    sizes = sorted({max(1, batch // _FEW), max(1, batch // _MANY)})
+    first = profile_of(alone(config, tensor, sizes[0]))
+    profiles = [first]
+    if first.seconds_source == "measured" and len(sizes) > 1:
+        profiles.append(profile_of(alone(config, tensor, sizes[1])))
+    of_sizes = [min(profiles, key=lambda each: abs(each.samples - size)) for size in sizes]  # noqa: B023
+    drafts = [
+        _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, of_sizes, strict=True)
+    ]  # a message's latency is the same for all sizes
+    rows = [draft.profile for draft in drafts]
+    whole = rows[0]
+    merged = [_merged(each.layers, each.loss) for each in rows]
+    ratio = whole.optimizer_bytes_per_gradient_byte
+    last = len(whole.layers) - 1
+    division = Division(
+        tensor=tensor,
+        forward=_lines(rows, [[layer.forward_seconds for layer in each] for each in merged]),
+        weight=tuple(float(layer.weight_bytes) for layer in merged[0]),
+        gradient=tuple(float(layer.gradient_bytes) for layer in merged[0]),
+        state=tuple(float(state_bytes(layer, ratio)) for layer in whole.layers),
+        boundary=tuple(
+            0.0 if at == last else layer.output_bytes / whole.samples for at, layer in enumerate(whole.layers)
+        ),
+        kept=tuple(_ways(config, drafts, given)),
+    )
+    return division, profiles
+
+
+def _draft(config: RunConfig, profile: ModelProfile, machine: Machine) -> Draft:
+    return draft_of(config, profile, machine, executed_schedule(config))
+
+
+def _ways(config: RunConfig, drafts: Sequence[Draft], given: Collection[str]) -> list[Kept]:
+    if any(key.startswith("activation_checkpoint") for key in given) and config.activation_checkpoint.name != "none":
+        partition = [(0, len(drafts[0].profile.layers) - 1)]
+        made = [
+            plan_activations(config, draft.profile, partition, on_accelerator=draft.needs.accelerated)[1]
+            for draft in drafts
+        ]
+        return [_kept(ASKED, False, drafts, made)]
+    names = ("none",) if any(key.startswith("activation_checkpoint") for key in given) else _WAYS
+    found: list[Kept] = []
+    for name in names:
+        profiles = [adjusted(draft.profile, _whole(draft.profile, name)) for draft in drafts]
+        found.append(_kept(name, name != "selective", drafts, profiles))
+    return [each for each in found if not any(_is_no_better(each, other) for other in found)]
+
+
+def _whole(profile: ModelProfile, name: str) -> ActivationPlan:
+    options = PolicyOptions(name, None, save_ops=SAVED_OPS) if name == "selective" else PolicyOptions(name)
+    return solve(profile, [(0, len(profile.layers) - 1)], options)
+
+
+def _is_no_better(one: Kept, other: Kept) -> bool:
+    """Whether another way is as fast and needs less."""
+    return (
+        one is not other
+        and sum(other.saved) < sum(one.saved)
+        and sum(line.each for line in other.backward) <= sum(line.each for line in one.backward)
+    )
+
+
+def _kept(name: str, by_stage: bool, drafts: Sequence[Draft], profiles: Sequence[ModelProfile]) -> Kept:
+    merged = [_merged(each.layers, each.loss) for each in profiles]
+    first, samples = merged[0], profiles[0].samples
+    return Kept(
+        name=name,
+        by_stage=by_stage,
+        saved=tuple(layer.saved_bytes / samples for layer in first),
+        left_to_w=tuple(_left_to_w(layer) / samples for layer in first),
+        working=tuple(_working(layer) / samples for layer in first),
+        backward=_lines(profiles, [[layer.backward_seconds for layer in each] for each in merged]),
+        input_gradient=_lines(profiles, [[layer.split_seconds[0] for layer in each] for each in merged]),
+        weight_gradient=_lines(profiles, [[layer.split_seconds[1] for layer in each] for each in merged]),
+    )
+
+
+def _left_to_w(layer: LayerProfile) -> int:
+    split = layer.split
+    if split is None:
+        return layer.saved_bytes
+    return min(layer.saved_bytes, split.deferred_bytes + split.input_bytes + split.gradient_bytes)
+
+
+def _working(layer: LayerProfile) -> int:
+    backward = max(layer.backward_transient_bytes, layer.inner_backward_bytes) + layer.gradient_of_output_bytes
+    return max(layer.forward_transient_bytes, backward, 0)
+
+
+def _merged(layers: Sequence[LayerProfile], loss: LayerProfile) -> list[LayerProfile]:
+    """The layers, the last with the loss in it."""
+    last = layers[-1]
+    of_loss, own = loss.split_seconds, last.split_seconds
+    together = replace(
+        last,
+        saved_bytes=last.saved_bytes + loss.saved_bytes,
+        forward_seconds=last.forward_seconds + loss.forward_seconds,
+        backward_seconds=last.backward_seconds + loss.backward_seconds,
+        input_gradient_seconds=own[0] + of_loss[0],
+        weight_gradient_seconds=own[1] + of_loss[1],
+        forward_transient_bytes=max(last.forward_transient_bytes, loss.forward_transient_bytes),
+        backward_transient_bytes=max(last.backward_transient_bytes, loss.backward_transient_bytes),
+    )
+    return [*layers[:-1], together]
+
+
+def _lines(profiles: Sequence[ModelProfile], seconds: Sequence[Sequence[float]]) -> Lines:
+    """The lines through what was measured; of one size, through nothing at no samples."""
+    few, many = profiles[0].samples, profiles[-1].samples
+    if few == many:
+        return tuple(Line(0.0, each / few) for each in seconds[0])
+    found = []
+    for one, other in zip(seconds[0], seconds[-1], strict=True):
+        each = max(other - one, 0.0) / (many - few)
+        found.append(Line(max(one - few * each, 0.0), each))
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""Tells a user what ``parallelism=auto`` chose and why, or what lacks if nothing fits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.config.units import format_bytes, format_seconds
+from runner.plan.planners.choose import Choice, Chosen
+from runner.plan.planners.values import PlanningProblem
+from runner.plan.render import table_text
+from runner.plan.values import RunPlan
+
+__all__ = ["chosen_document", "chosen_lines", "misfit_line", "runners_up_text"]
+
+
+def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str]) -> list[str]:
+    """Five lines: what was chosen, why, its time, its memory, and the command that asks for it.
+
+    Args:
+        chosen: what the search found; it fits.
+        problem: what was searched.
+        words: the whole request.
+    """
+    best = chosen.best
+    idle = problem.ranks - best.answer.world_size
+    unused = f"; {idle} of {problem.ranks} ranks would only make it slower" if idle else ""
+    return [
+        f"parallelism=auto: {_layout(best)}{unused}",
+        f"why: {_why(chosen, problem)}",
+        f"time: {_time(best.plan)}",
+        f"memory: {_memory(best.plan)}",
+        f"run it: {shlex.join(['runner', 'train', *words])}",
+    ]
+
+
+def _layout(choice: Choice) -> str:
+    answer = choice.answer
+    degrees = f"pipeline {answer.pipeline} x data {answer.data} x tensor {answer.tensor}"
+    order = f", schedule {answer.order.schedule}" if answer.order is not None else ""
+    chunks = (
+        f" with {answer.order.chunks} stages per rank" if answer.order is not None and answer.order.chunks > 1 else ""
+    )
+    samples = choice.plan.profile.samples
+    counted = f"{answer.microbatches} micro-batch{'es' if answer.microbatches > 1 else ''} of {samples}"
+    ranks = f"{answer.world_size} rank{'s' if answer.world_size > 1 else ''}"
+    return f"{ranks}, {degrees}{order}{chunks}, {counted}, recomputation {_kept(choice)}, ZeRO {answer.zero or 'none'}"
+
+
+def _kept(choice: Choice) -> str:
+    kept = choice.answer.kept
+    names = set(kept)
+    if len(names) == 1:
+        return {"asked": "as asked"}.get(kept[0], kept[0])
+    stages = [str(stage) for stage, name in enumerate(kept) if name != "none"]
+    return f"in stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+
+
+def _why(chosen: Chosen, problem: PlanningProblem) -> str:
+    told = f"{chosen.searched:,} layouts with their orders and {chosen.evaluated:,} cuts were compared"
+    if not chosen.complete:
+        told += " until the search reached its limit of work (parallelism.search=thorough has ten times as much)"
+    if problem.overhead:
+        told += f", with {format_seconds(problem.overhead)} of the engine for each action"
+    fitting = [each for each in chosen.runners_up if each.plan.fits]
+    if not fitting:
+        return f"{told}; nothing of another kind fits"
+    other = fitting[0]
+    longer = other.seconds / chosen.best.seconds - 1
+    by = "as fast" if abs(longer) < 0.0005 else f"{abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}"
+    return f"{told}; the next of another kind ({other.told}) is {by}, {format_seconds(other.seconds)}"
+
+
+def _time(plan: RunPlan) -> str:
+    time, source = plan.time, "by measured layers" if plan.time.source == "measured" else "estimated from FLOPs"
+    told = f"{format_seconds(time.step_seconds)} a step, {source}"
+    if plan.has_bubble:
+        told += f", bubble {time.bubble_ratio:.0%}"
+    alone = max(time.busy_seconds)
+    return f"{told}; the busiest rank computes for {format_seconds(alone)}"
+
+
+def _memory(plan: RunPlan) -> str:
+    peaks = plan.peak_memory_bytes
+    rank = peaks.index(max(peaks))
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.rank_parts[rank].as_dict().items() if size)
+    return f"at most {format_bytes(peaks[rank])} of {format_bytes(plan.memory_limit_bytes)} (rank {rank}: {parts})"
+
+
+def runners_up_text(chosen: Chosen, width: int) -> str:
+    """A table of the best layout and those that differ in kind; empty if there are no others."""
+    if not chosen.runners_up:
+        return ""
+    header = ("kind", "layout", "schedule", "T x b", "again", "ZeRO", "step", "peak", "lacks")
+    rows = [_row(each) for each in (chosen.best, *chosen.runners_up)]
+    return table_text("", header, rows, width, left=1)
+
+
+def _row(choice: Choice) -> tuple[str, ...]:
+    answer, plan = choice.answer, choice.plan
+    lack = choice.peak - plan.memory_limit_bytes
+    return (
+        choice.told or "chosen",
+        f"{answer.pipeline}·{answer.data}·{answer.tensor}",
+        answer.order.schedule if answer.order is not None else "-",
+        f"{answer.microbatches}·{plan.profile.samples}",
+        _kept(choice),
+        str(answer.zero or "-"),
+        format_seconds(choice.seconds),
+        format_bytes(choice.peak),
+        "-" if plan.fits else format_bytes(max(lack, 0)),
+    )
+
+
+def misfit_line(chosen: Chosen, problem: PlanningProblem, tried: Sequence[tuple[str, int]]) -> str:
+    """Why nothing fits: the layout that lacks least, and what would help.
+
+    Args:
+        chosen: what the search found; it does not fit.
+        problem: what was searched.
+        tried: changes with which something fits, each with its peak.
+    """
+    best, limit = chosen.best, chosen.best.plan.memory_limit_bytes
+    peaks = best.plan.peak_memory_bytes
+    parts = best.plan.rank_parts[peaks.index(max(peaks))]
+    largest = parts.largest()
+    told = (
+        f"no layout of {problem.ranks} rank{'s' if problem.ranks > 1 else ''} fits {format_bytes(limit)}: the nearest "
+        f"needs {format_bytes(best.peak)} ({_layout(best)}; the largest part is {largest}, "
+        f"{format_bytes(getattr(parts, largest))})"
+    )
+    helps = [f"{words} ({format_bytes(peak)})" for words, peak in tried]
+    if not helps:
+        return f"{told}. In vain were 2 to 8 times the ranks, ZeRO 3, offload.optimizer=cpu and precision=bf16_master."
+    return f"{told}. Try {' or '.join(helps)}."
+
+
+def chosen_document(chosen: Chosen, words: Sequence[str]) -> dict[str, Any]:
+    """What ``runner plan --json`` adds to the plan's document."""
+    found: dict[str, Any] = {
+        "chosen": dict(chosen.best.keys),
+        "request": list(words),
+        "searched": chosen.searched,
+        "evaluated": chosen.evaluated,
+        "complete": chosen.complete,
+        "runners_up": [_document(each) for each in chosen.runners_up],
+    }
+    if not chosen.fits:
+        best = chosen.best
+        found["nearest"] = {
+            "overrides": _words(best.keys),
+            "peak_memory_bytes": best.peak,
+            "lacks_bytes": best.peak - best.plan.memory_limit_bytes,
+        }
+    return found
+
+
+def _document(choice: Choice) -> dict[str, Any]:
+    answer = choice.answer
+    return {
+        "kind": choice.told,
+        "layout": {"pipeline": answer.pipeline, "data": answer.data, "tensor": answer.tensor},
+        "schedule": answer.order.schedule if answer.order is not None else None,
+        "step_seconds": choice.seconds,
+        "peak_memory_bytes": choice.peak,
+        "fits": choice.plan.fits,
+        "overrides": _words(choice.keys),
+    }
+
+
+def _words(keys: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={'null' if value is None else str(value).replace(' ', '')}" for key, value in keys.items()]

@@ -1,0 +1,217 @@
+"""The question that a planner answers, and its answer: plain values without a model, which can be written as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from runner.plan.values import Link
+
+__all__ = ["Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
+
+
+class Line(NamedTuple):
+    """Seconds of a micro-batch of n samples: ``constant + n * each``."""
+
+    constant: float
+    each: float
+
+    def of(self, samples: float) -> float:
+        """The seconds of a micro-batch of ``samples`` samples."""
+        return self.constant + samples * self.each
+
+
+Lines: TypeAlias = tuple[Line, ...]
+Sizes: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One way to keep what layers need for their backwards. Tuples are by layer, bytes are of one sample.
+
+    Args:
+        name: ``none`` (everything is kept), or a policy of ``activation_checkpoint``.
+        by_stage: whether stages may differ in it: ``full`` can be asked for layer by layer.
+        saved: bytes from the end of a forward to the end of its backward.
+        left_to_w: the part of them that stays from I to W.
+        working: bytes beside them while the layer's forward or backward runs.
+        backward, input_gradient, weight_gradient: seconds of a backward, of I and of W, with what runs again in them.
+    """
+
+    name: str
+    by_stage: bool
+    saved: Sizes
+    left_to_w: Sizes
+    working: Sizes
+    backward: Lines
+    input_gradient: Lines
+    weight_gradient: Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The layers, if each is divided among so many ranks. Tuples are by layer; the last layer includes the loss.
+
+    Args:
+        tensor: the number of ranks.
+        forward: seconds of a forward, with what these ranks exchange.
+        weight, gradient, state: bytes on a rank of its weights, their gradients and optimizer states.
+        boundary: bytes of its output of one sample.
+        kept: the ways to keep what its backward needs, the fastest first.
+    """
+
+    tensor: int
+    forward: Lines
+    weight: Sizes
+    gradient: Sizes
+    state: Sizes
+    boundary: Sizes
+    kept: tuple[Kept, ...]
+
+
+class Order(NamedTuple):
+    """A published schedule that may be chosen, by its name, with its number of stages per rank."""
+
+    schedule: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningProblem:
+    """A model, machines and what is fixed already.
+
+    Args:
+        layers: the names of the layers.
+        divisions: what they cost, by the number of ranks that divide them; at least that of one.
+        ranks: the number of devices.
+        batch: samples of an optimizer step, over all replicas.
+        memory: the bytes that a rank may use, by the number of ranks of the layout.
+        link: between two ranks.
+        orders: the schedules from which a pipeline may choose, the simplest first.
+        zero: the stages of ZeRO that replicas may have; None: DDP.
+        step_seconds_per_byte: seconds of an optimizer step for a byte of gradients.
+        cores: ranks that can compute at full speed at the same time; None: all.
+        microbatches: the only allowed product of micro-batches and replicas, as layers see their statistics; None: any.
+        fixed: what the user has chosen, of ``pipeline``, ``data``, ``tensor``, ``microbatches``, ``boundaries`` and
+            ``kept``.
+        overhead: seconds of the engine for each action of a rank, besides its layers.
+        seconds_source: ``measured`` or ``estimated``.
+    """
+
+    layers: tuple[str, ...]
+    divisions: tuple[Division, ...]
+    ranks: int
+    batch: int
+    memory: Mapping[int, int]
+    link: Link
+    orders: tuple[Order, ...]
+    zero: tuple[int | None, ...] = (None,)
+    step_seconds_per_byte: float = 0.0
+    cores: float | None = None
+    microbatches: int | None = None
+    fixed: Mapping[str, Any] | None = None
+    overhead: float = 0.0
+    seconds_source: str = "estimated"
+
+    def to_json(self) -> str:
+        """The problem as one JSON document; numbers have full precision."""
+        return json.dumps(asdict(self))
+
+
+def problem_from_json(text: str) -> PlanningProblem:
+    """The inverse of :meth:`PlanningProblem.to_json`."""
+    found = json.loads(text)
+    divisions = []
+    for each in found.pop("divisions"):
+        kept = tuple(
+            Kept(**_tuples(one, ("backward", "input_gradient", "weight_gradient"))) for one in each.pop("kept")
+        )
+        divisions.append(Division(kept=kept, **_tuples(each, ("forward",))))
+    return PlanningProblem(
+        layers=tuple(found.pop("layers")),
+        divisions=tuple(divisions),
+        memory={int(ranks): size for ranks, size in found.pop("memory").items()},
+        link=Link(**found.pop("link")),
+        orders=tuple(Order(*each) for each in found.pop("orders")),
+        zero=tuple(found.pop("zero")),
+        **found,
+    )
+
+
+def _tuples(document: dict[str, Any], lines: tuple[str, ...]) -> dict[str, Any]:
+    made = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    return made | {name: tuple(Line(*each) for each in document[name]) for name in lines}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningAnswer:
+    """A layout that a planner chose.
+
+    Args:
+        planner: its name.
+        pipeline, data, tensor: the degrees.
+        microbatches: the micro-batches of a step and replica.
+        order: the schedule; None without a pipeline.
+        stages: first and last layer of each stage.
+        kept: the name of the way to keep of each stage.
+        zero: the stage of ZeRO; None: DDP.
+        seconds: a step's seconds by the planner's own cost model.
+        peak_bytes: the fullest rank's bytes by its own model; None: it has none.
+        needs: what the engine lacks for it, each with the reason; empty if it can run.
+        replicas: ranks that run each stage in turns, where they differ; empty: one.
+    """
+
+    planner: str
+    pipeline: int
+    data: int
+    tensor: int
+    microbatches: int
+    order: Order | None
+    stages: tuple[tuple[int, int], ...]
+    kept: tuple[str, ...]
+    zero: int | None
+    seconds: float
+    peak_bytes: float | None = None
+    needs: tuple[str, ...] = ()
+    replicas: tuple[int, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.pipeline * self.data * self.tensor
+
+    def overrides(self, chunks_of: Mapping[str, int | None]) -> dict[str, Any]:
+        """The keys that ask for it, with their values, in the order of a command line.
+
+        Args:
+            chunks_of: each schedule's own number of chunks, which need not be said.
+        """
+        keys: dict[str, Any] = {
+            "parallelism.pipeline": self.pipeline,
+            "parallelism.data": self.data,
+            "parallelism.tensor": self.tensor,
+        }
+        if self.order is not None:
+            keys["schedule"] = self.order.schedule
+            if self.order.chunks != chunks_of.get(self.order.schedule):
+                keys["schedule.chunks"] = self.order.chunks
+        keys["schedule.microbatches"] = self.microbatches
+        keys["zero.stage"] = self.zero
+        if self.pipeline > 1:
+            keys["partition"] = "manual"
+            keys["partition.boundaries"] = [first for first, _ in self.stages[1:]]
+        names = set(self.kept)
+        if len(names) == 1:
+            keys["activation_checkpoint"] = self.kept[0]
+        else:
+            layers = [
+                str(layer)
+                for (first, last), kept in zip(self.stages, self.kept, strict=True)
+                if kept != "none"
+                for layer in range(first, last + 1)
+            ]
+            keys["activation_checkpoint"] = "manual"
+            keys["activation_checkpoint.layers"] = layers
+        return keys
