@@ -1,0 +1,155 @@
+"""``parallelism=auto``: what is printed can be typed, fits, and trains as one process does, as predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensor_models
+import torch
+from whole_runs import peaks, train
+
+from runner.cli.main import main
+from runner.config.compose.resolve import resolve
+from runner.config.schema import RunConfig
+from runner.profile import ModelProfile
+
+_WORDS = (
+    "model=custom", "model.target=tensor_models:build", "data=custom", "data.target=tensor_models:data", "loss=custom",
+    "loss.target=tensor_models:loss", "data.batch_size=8", "data.shuffle=false", "optimizer.lr=0.01",
+    "optimizer.eps=1e-3", "optimizer.weight_decay=0.1", "device=cpu", "hardware=laptop_cpu", "logger=none",
+    "trainer.progress=false", "launcher.watchdog_seconds=null", "trainer.max_steps=2", "seed=3",
+)  # fmt: skip
+_RULES = ",".join(f"{name}:'{way}'" for name, way in (tensor_models.RULES | {"*.head_norm": "partial"}).items())
+_AUTO = (
+    *_WORDS,
+    f"parallelism.sharding={{{_RULES}}}",
+    "parallelism=auto",
+    "parallelism.ranks=4",
+    "parallelism.search=quick",
+)
+
+
+_PROFILES: dict[tuple[object, ...], ModelProfile] = {}
+
+
+def known(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
+    """The profile of the one model of this file, made once for each size."""
+    key = config.data.batch_size, config.schedule.microbatches, config.parallelism.data, config.parallelism.tensor
+    if key not in _PROFILES:
+        _PROFILES[key] = make(config)
+    return _PROFILES[key]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own; the model is profiled in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("runner.profiling.model.cached_profile", known)
+    monkeypatch.setattr("runner.profiling.model.apart", lambda function, *given: function(*given))
+    return tmp_path
+
+
+def planned(words: Sequence[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> dict[str, Any]:
+    """The document of ``runner plan --json``."""
+    assert main(["plan", *words, "--json"]) == status
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def losses_alone() -> list[float]:
+    """Losses of a plain loop over whole batches."""
+    torch.manual_seed(3)
+    model = tensor_models.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    samples, losses = tensor_models.data(), []
+    for step in range(2):
+        inputs, targets = (torch.stack([samples[step * 8 + at][part] for at in range(8)]) for part in (0, 1))
+        loss = tensor_models.loss(model(inputs), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("share", [1.0, 0.65])
+def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
+    share: float, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory is a share of what the layout with enough of it takes; each run keeps to its limit and its prediction."""
+    plenty = planned(_AUTO, capsys)
+    limit = int(max(plenty["peak_memory_bytes"]) * share)
+    found = planned([*_AUTO, f"memory_limit={limit}"], capsys)
+    assert found["complete"] is True
+    assert max(found["peak_memory_bytes"]) <= limit
+    typed = planned(found["request"], capsys)
+    for key in ("step_seconds", "peak_memory_bytes", "partition", "fits"):
+        assert typed[key] == found[key], key
+    (place / "run").mkdir()
+    run = train(resolve(found["request"]), place / "run")
+    assert [predicted for _, predicted in peaks(run)] == found["peak_memory_bytes"]
+    assert all(counted <= predicted <= limit for counted, predicted in peaks(run))
+    alone = torch.tensor(losses_alone())
+    torch.testing.assert_close(torch.tensor([float(each) for each in run.losses]), alone, rtol=2e-6, atol=2e-6)
+
+
+def test_what_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned([*_AUTO, "parallelism.pipeline=2", "schedule=gpipe", "schedule.microbatches=4"], capsys)
+    assert found["layout"]["pipeline"] == 2
+    assert found["schedule"] == "gpipe"
+    assert "schedule=gpipe" in found["request"]
+    assert not {"schedule", "schedule.microbatches", "parallelism.pipeline"} & set(found["chosen"])
+
+
+def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned([*_AUTO, "memory_limit=2kB"], capsys, status=3)
+    assert found["fits"] is False
+    assert found["nearest"]["lacks_bytes"] == found["nearest"]["peak_memory_bytes"] - 2000
+    again = planned([*_WORDS, "memory_limit=2kB", *found["nearest"]["overrides"]], capsys, status=3)
+    assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
+
+
+def test_five_lines_and_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "conf" / "recipe").mkdir(parents=True)
+    assert main(["plan", *_AUTO, "--write", "conf/recipe/found.yaml"]) == 0
+    text = capsys.readouterr().out
+    for begin in ("parallelism=auto: ", "why: ", "time: ", "memory: ", "run it: runner train "):
+        assert sum(line.startswith(begin) for line in text.splitlines()) == 1, begin
+    of_recipe = planned(["recipe=found"], capsys)
+    typed = planned(planned(_AUTO, capsys)["request"], capsys)
+    assert of_recipe["peak_memory_bytes"] == typed["peak_memory_bytes"]
+    assert of_recipe["step_seconds"] == typed["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("parallelism.ranks=0",), "parallelism.ranks = 0: must be at least 1"),
+        (("parallelism.search=long",), "parallelism.search = long: must be one of quick, normal, thorough"),
+        (("schedule=pipedream",), "schedule = pipedream: must be a flushed order of its own with parallelism=auto"),
+        (("parallelism.pipeline=3",), "parallelism = auto: has no layout that keeps what was named"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    words: Sequence[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *_AUTO, *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_other_commands_and_ranks_that_were_started_refuse_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["verify", *_AUTO]) == 2
+    assert "parallelism = auto: must be typed for `runner plan`" in capsys.readouterr().err
+    assert main(["plan", *_WORDS, "parallelism.ranks=4"]) == 2
+    assert "parallelism.ranks = 4: belongs to parallelism=auto" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["plan", *_AUTO]) == 2
+    assert "must be chosen before the ranks are started" in capsys.readouterr().err
