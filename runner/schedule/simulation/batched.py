@@ -128,9 +128,9 @@ class Held(NamedTuple):
     """How many micro-batches of each of a rank's stages are alive at one moment; tuples are by stage of the rank.
 
     Args:
-        whole: those of which everything that the forward saved is there.
-        left_to_w: those of which only what W needs is there.
-        inputs: those of which only the stage's input is there, because it is run forward again.
+        whole: how many there are with everything that the forward saved.
+        left_to_w: how many there are with what W needs alone.
+        inputs: how many there are with the stage's input alone, because it is run forward again.
     """
 
     whole: tuple[int, ...]
