@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from runner.config.compose.field_comments import field_comments
 from runner.config.compose.groups import config_roots, first_comment, groups, options
 from runner.config.schema import RunConfig
 
-__all__ = ["command_help", "overview"]
+__all__ = ["command_help", "group_help", "overview", "topics"]
 
 _NARROWEST = 20  # of a text beside a name
 _WIDEST = 110  # longer lines are hard to read
@@ -48,6 +48,7 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
 {examples}
 
 {_entry("runner help COMMAND", "its flags, and every key, group and option; so does runner COMMAND --help", 22)}
+{_entry("runner help GROUP", "the options of a group with what they do, and its keys: runner help offload", 22)}
 {_entry("RUNNER_FULL_ERROR=1", "a whole traceback where a message is not enough", 22)}
 
 {_paragraph(_STATUS)}"""
@@ -63,8 +64,23 @@ def command_help(command: Command, working_directory: Path) -> str:
     parts.append("Flags:\n" + "\n".join(_entry(flag.usage, flag.summary, 18) for flag in (*command.flags, _HELP)))
     if command.sections != ():
         parts.append("Groups, GROUP=OPTION:\n\n" + "\n\n".join(_groups(command, working_directory)))
-        parts.append("\n".join([_KEYS, *_keys(command)]))
+        parts.append("\n".join([_KEYS, *_keys(command.sections)]))
     return "\n\n".join(parts)
+
+
+def topics() -> set[str]:
+    """The groups and sections that :func:`group_help` tells of."""
+    return {*groups(), *(item.name for item in fields(RunConfig) if _section(item) is not None)}
+
+
+def group_help(name: str, working_directory: Path) -> str:
+    """The text of ``runner help GROUP``: its options and its keys; also of a section that has no options."""
+    chosen = options(name, config_roots(working_directory)) if name in groups() else {}
+    parts = [_entry(option, first_comment(found.path), 22) for option, found in chosen.items()]
+    if parts:
+        parts.insert(0, f"Options, {name}=OPTION:")
+    keys = list(_keys((name,)))
+    return "\n\n".join([*parts, *(["\n".join([_KEYS, *keys])] if keys else [])])
 
 
 def _paragraph(text: str) -> str:
@@ -97,10 +113,11 @@ def _groups(command: Command, working_directory: Path) -> Iterator[str]:
         yield "\n".join([f"  {group}", *entries])
 
 
-def _keys(command: Command) -> Iterator[str]:
+def _keys(sections: Sequence[str] | None) -> Iterator[str]:
+    """A line for each key of these sections; None: of all."""
     for item in fields(RunConfig):
         section = _section(item)
-        if command.sections is not None and item.name not in command.sections:
+        if sections is not None and item.name not in sections:
             continue
         if section is None:
             yield _key(item.name, item, RunConfig.__name__)

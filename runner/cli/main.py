@@ -97,10 +97,16 @@ def _dispatch(line: Sequence[str]) -> int:
 
 
 def _help(names: Sequence[str]) -> int:
-    """Print the help of these commands, or of all where none is named."""
-    from runner.cli.help import command_help, overview
+    """Print the help of these commands and groups, or of all commands where none is named."""
+    from runner.cli.help import command_help, group_help, overview, topics
 
-    texts = [command_help(_command(name, "help "), Path.cwd()) for name in names if name not in {*_HELP, "help"}]
+    texts = [
+        group_help(name, Path.cwd())
+        if name not in COMMANDS and name in topics()
+        else command_help(_command(name, "help "), Path.cwd())
+        for name in names
+        if name not in {*_HELP, "help"}
+    ]
     print("\n\n\n".join(texts) or overview())
     return EXIT_OK
 
