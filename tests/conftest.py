@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import warm
+from requests_of_commit import commit
 from skips import reasons, unexpected
 
 _WITH_OWN_CACHE = {"model", "strategy", "training"}
@@ -71,6 +72,11 @@ def pytest_configure() -> None:
     """A shell starts commands in its background with SIGINT ignored, and their children would keep that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """The seed that repeats what is drawn for this commit: ``python -m tests.property --seed``."""
+    return f"seed of this commit, of which -m full draws requests: {commit()}"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
