@@ -9,7 +9,7 @@ __all__ = ["PRECISIONS", "Precision"]
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The number formats of one run. The loss is always computed in fp32.
+    """The number formats of one run. The loss is computed in fp32, or in fp64 where the model's output is.
 
     Args:
         weights: format of weights, their gradients and, unless ``autocast`` says otherwise, activations.
@@ -30,6 +30,7 @@ class Precision:
 
 PRECISIONS: dict[str, Precision] = {
     "fp32": Precision("float32"),
+    "fp64": Precision("float64", arithmetic="fp64"),
     "bf16": Precision("bfloat16", arithmetic="bf16"),
     "bf16_master": Precision("bfloat16", master_weights=True, arithmetic="bf16"),
     "bf16_mixed": Precision("float32", autocast="bfloat16", arithmetic="bf16"),

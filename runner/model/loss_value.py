@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runner.model.boundary import flatten, map_tensors, unflatten
 from runner.model.data import LossFunction, checked_weight, loss_sum
-from runner.model.precision import to_precision
+from runner.model.precision import for_loss
 
 __all__ = ["Evaluate", "Value", "has_samples", "of_output", "value_of"]
 
@@ -59,7 +59,7 @@ def of_output(loss: LossFunction, output: Any, targets: Any, *, known: Sequence[
         output, targets: values whose tensors have the samples on the first axis.
         known: the model's own weights.
     """
-    tensors, structure = flatten(to_precision(output, torch.float32))
+    tensors, structure = flatten(for_loss(output))
     own = {id(tensor) for tensor in known}
 
     def evaluate(rows: Sequence[int]) -> Value:

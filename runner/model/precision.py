@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runner.config.precision import PRECISIONS
 from runner.model.boundary import map_tensors
 
-__all__ = ["autocast_of", "autocasting", "cast_module", "dtype_of", "to_precision"]
+__all__ = ["autocast_of", "autocasting", "cast_module", "dtype_of", "for_loss", "to_precision"]
 
 Converted = TypeVar("Converted", bound=nn.Module)
 
@@ -23,7 +23,7 @@ _AS_MADE = torch.float32
 _instead_of = WeakIdKeyDictionary()
 """For fake parameters: by format, what has taken their place."""
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -40,6 +40,13 @@ def autocast_of(precision: str) -> torch.dtype | None:
 def to_precision(value: Any, dtype: torch.dtype) -> Any:
     """Convert the floating-point tensors in ``value`` to ``dtype``; others are unchanged."""
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
+
+
+def for_loss(value: Any) -> Any:
+    """Convert the floating-point tensors of an output that have fewer bits to fp32, in which losses are computed."""
+    return map_tensors(
+        lambda t: t.to(torch.promote_types(t.dtype, torch.float32)) if t.is_floating_point() else t, value
+    )
 
 
 def cast_module(module: Converted, dtype: torch.dtype) -> Converted:

@@ -38,7 +38,7 @@ from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.predict import Swap, predict_time, stage_costs
-from runner.plan.time.tensor import exchanged_bytes
+from runner.plan.time.tensor import exchanged_bytes, norm_bytes
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -298,7 +298,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         cautions=cautions,
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
-        tensor_bytes_sent=_tensor_bytes(draft, stages),
+        tensor_bytes_sent=_tensor_bytes(draft, stages, schedule),
         host_activation_bytes=host_activation_bytes(draft, stages.figures),
         weights=stages.weights,
         turns=stages.turns,
@@ -385,7 +385,7 @@ def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
     return ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
 
 
-def _tensor_bytes(draft: Draft, stages: Stages) -> float | None:
+def _tensor_bytes(draft: Draft, stages: Stages, schedule: Schedule) -> float | None:
     """The bytes of a step that ranks exchange as they divide layers; None, because not counted, if layers run twice."""
     ranks = draft.layout.tensor
     if ranks == 1:
@@ -395,7 +395,8 @@ def _tensor_bytes(draft: Draft, stages: Stages) -> float | None:
     ):
         return None
     steps = draft.config.data.batch_size / draft.profile.samples
-    return ranks * exchanged_bytes(draft.profile, ranks) * steps
+    norms = draft.layout.data * len(schedule.rows) * norm_bytes(draft.config, draft.profile, ranks)
+    return ranks * (exchanged_bytes(draft.profile, ranks) * steps + norms)
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

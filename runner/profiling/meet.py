@@ -19,7 +19,7 @@ from runner.model.data import loss_sum
 from runner.model.device import device_is_here, device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.metrics import load_metrics
-from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.seeds import seeded
 from runner.profile import ModelProfile
 from runner.profiling.layer_error import LayerError, about_layer, about_loss, refusing
@@ -109,7 +109,7 @@ def _output(
     for source, module in zip(model.layers, modules, strict=True):
         with about_layer(source.index, module, value):
             value = autocasting(source.calling(module), device.type, autocast)(value)
-    output = to_precision(value, torch.float32)
+    output = for_loss(value)
     with about_loss((output, targets)):
         loss_sum(model.loss(output, targets), num_samples(inputs))
     return output, targets

@@ -14,7 +14,7 @@ from runner.model.boundary import num_samples
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import LayerSource
 from runner.model.live_tracker import LiveTracker
-from runner.model.precision import autocasting, cast_module, to_precision
+from runner.model.precision import autocasting, cast_module, for_loss, to_precision
 from runner.profile import MemoryTrace
 
 __all__ = ["trace_memory"]
@@ -77,7 +77,7 @@ def trace_memory(
         for number, (source, module) in enumerate(zip(sources, modules, strict=True)):
             value = autocasting(source.calling(module), "cpu", autocast)(value)
             recorder.mark("layer", number)
-        total = loss_sum(loss(to_precision(value, torch.float32), targets), num_samples(inputs))[0]
+        total = loss_sum(loss(for_loss(value), targets), num_samples(inputs))[0]
         del value
         recorder.mark("backward")
         torch.autograd.backward(total)

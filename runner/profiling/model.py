@@ -35,7 +35,7 @@ from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model, of_whole_model
-from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
@@ -290,11 +290,13 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         return profile
     raise_problems(model.division.problems(config.model.target))
     all_elements, trained = model.division.elements_elsewhere()
-    whole, together = (tuple(dict.fromkeys(each)) for each in (model.division.left, model.division.together))
+    left = [] if model.division.divides else model.division.left  # what nothing says how to divide was searched
+    whole, together = (tuple(dict.fromkeys(each)) for each in (left, model.division.together))
     return replace(
         profile,
         parameters_elsewhere=all_elements,
         trained_elsewhere=trained,
+        divided_dims=model.division.trained_dims(),
         whole_weights=whole,
         whole_tokens=together,
         divided_logits=model.division.logits,
@@ -437,7 +439,7 @@ def profile_layers(
 
 def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
     """The loss as a sum over samples; it must have a gradient."""
-    total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
+    total = loss_sum(loss(for_loss(output), targets), samples)[0]
     if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
         why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
         raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])

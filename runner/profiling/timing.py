@@ -24,7 +24,7 @@ from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource
 from runner.model.load import load_model
-from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.split.backward import backward_input, backward_weight
 from runner.model.traced.module_structure import structure_of
 from runner.optim.catalogue.registry import compression_of, optimizer_of
@@ -146,7 +146,7 @@ def time_layers(
                 value, timed = map_tensors(as_leaf, _forward(function, value)[0]), _with_seconds_of(before, row)
         module.zero_grad(set_to_none=True)
         rows.append(replace(timed, fills=time_fills(row.fills)))
-    value = to_precision(value, torch.float32)
+    value = for_loss(value)
     with about_loss((value, targets)):
         _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss)
     between()

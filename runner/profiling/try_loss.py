@@ -22,7 +22,7 @@ from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.loss_trial import Tried, trial_problems
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
-from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.seeds import seed_generators, seeded
 from runner.profile import ModelProfile
 from runner.profiling.meet import is_tried_here, meet
@@ -111,7 +111,7 @@ def _evaluation(
     def evaluate(rows: Sequence[int]) -> Value:
         index = torch.tensor(list(rows), device=first.device)
         given, wanted = (map_tensors(lambda tensor: tensor[index], part) for part in (inputs, targets))
-        output = to_precision(run(given, wanted), torch.float32)
+        output = for_loss(run(given, wanted))
         return value_of(model.loss(output, wanted), len(rows), known=known)
 
     return evaluate

@@ -18,7 +18,7 @@ from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
 from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, weight_of, with_one_optimizer
 from runner.model.load import LoadedModel
-from runner.model.precision import to_precision
+from runner.model.precision import for_loss, to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.batches import split_sizes
@@ -179,7 +179,7 @@ class _Bound:
         metrics = self._strategy.engine.options.metrics
         for output, target, samples in self._outputs(batch) if metrics else ():
             for metric in metrics:
-                yield metric.name, metric.measure(to_precision(output, torch.float32), target, samples)
+                yield metric.name, metric.measure(for_loss(output), target, samples)
 
     def _outputs(self, batch: StepBatch) -> Iterator[tuple[Any, Any, int]]:
         """Output, target and samples of each micro-batch, computed by the module's own ``layers()`` or ``forward``."""

@@ -19,7 +19,7 @@ from runner.errors import RunnerError, raise_problems
 from runner.model.boundary import flatten, map_tensors
 from runner.model.loss_trial import Tried, trial_problems
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
-from runner.model.precision import to_precision
+from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import seeded
 from runner.profile import ModelProfile
 from runner.profiling.try_loss import num_parts
@@ -111,6 +111,6 @@ def _of_steps(engine: Engine, part: StepBatch) -> Evaluate | None:
         batch: Any = map_tensors(lambda tensor: tensor[index], given)
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
             made = stage(batch)
-        return value_of(to_precision(made, torch.float32), len(rows), known=known)
+        return value_of(for_loss(made), len(rows), known=known)
 
     return evaluate if flatten(given)[0] else None

@@ -1,4 +1,4 @@
-"""Losses, computed in fp32, as ``(sum, weight)``: the weight counts what the mean over a whole batch divides by.
+"""Losses, in fp32 or wider, as ``(sum, weight)``: the weight counts what the mean over a whole batch divides by.
 
 So every token, element or class weight counts the same, however a batch is cut into micro-batches and replicas, and a
 micro-batch in which nothing counts is no 0 / 0.
@@ -34,10 +34,10 @@ def cross_entropy(
         label_smoothing: the share of a target that is spread over all classes, from 0 to 1.
         class_weights: one for each class; None: all are 1.
     """
-    logits = output.flatten(0, -2).float()
-    weights = None if class_weights is None else torch.tensor(class_weights, device=logits.device)
+    logits = _wide(output.flatten(0, -2))
+    weights = None if class_weights is None else torch.tensor(class_weights, dtype=logits.dtype, device=logits.device)
     if target.is_floating_point():
-        probabilities = target.flatten(0, -2).float()
+        probabilities = target.flatten(0, -2).to(logits.dtype)
         total = functional.cross_entropy(
             logits, probabilities, weights, reduction="sum", label_smoothing=label_smoothing
         )
@@ -50,9 +50,14 @@ def cross_entropy(
     return total, torch.count_nonzero(counts) if weights is None else weights[flat[counts]].sum()
 
 
+def _wide(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the squared differences, and the number of elements."""
-    squares = functional.mse_loss(output.float(), target.float(), reduction="none")
+    wide = _wide(output)
+    squares = functional.mse_loss(wide, target.to(wide.dtype), reduction="none")
     return squares.sum(), torch.tensor(squares.numel())
 
 

@@ -47,7 +47,7 @@ def plain(
     start: dict[str, Tensor], *, steps: int = STEPS, batch: int = 8, tied: bool = False
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses, and weights after the steps, of a plain loop over whole batches that begins with the given weights."""
-    model = tensor_models.build(tied=tied)
+    model = tensor_models.build(tied=tied).to(next(iter(start.values())).dtype)
     model.load_state_dict(start | ({"head.weight": start["table.weight"]} if tied else {}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
     samples, losses = tensor_models.data(), []
@@ -171,6 +171,30 @@ def test_a_model_of_transformers_is_divided_as_it_is(kind: str, more: tuple[str,
     require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "schedule=chimera"])
+@pytest.mark.parametrize("optimizer", ["lamb", "lars"])
+def test_norms_are_of_whole_weights(optimizer: str, layout: str, tmp_path: Path) -> None:
+    """Of the biases, too, with LAMB; with copies of the stages that are updated by themselves."""
+    own = (
+        ("optimizer.lr=0.1", "optimizer.eps=1e-3")
+        if optimizer == "lamb"
+        else ("optimizer.lr=1", "optimizer.momentum=0.9")
+    )
+    named = (f"optimizer={optimizer}", *own, "schedule.microbatches=2")
+    common = [each for each in _COMMON if not each.startswith(("optimizer.lr", "optimizer.eps"))]
+    ranks = ("parallelism.pipeline=2", layout) if layout.startswith("schedule") else (layout,)
+    expected = train(resolve([*common, *named]), _made(tmp_path / "whole"))
+    made = train(resolve([*common, *named, _SHARDING, "parallelism.tensor=4", *ranks]), _made(tmp_path / "parts"))
+    require_close(made.losses, expected.losses)
+    require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     run(first, "model.kwargs.tied=true", *_STANDING)
@@ -272,6 +296,23 @@ def test_a_loss_takes_parts_of_logits(layout: tuple[str, ...], start: dict[str, 
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
+def test_with_64_bits_parts_differ_by_their_rounding_alone(sequence: str, tmp_path: Path) -> None:
+    """A mistake as small as the rounding of 32 bits would be seen here."""
+    double = ("precision=fp64", "loss.target=runner.zoo.losses:token_cross_entropy")
+    first, parts = tmp_path / "first", tmp_path / "parts"
+    run(first, *double, *_STANDING)
+    start = weights_of(first)
+    assert {value.dtype for value in start.values()} == {torch.float64}
+    made = divided(parts, *double, "parallelism.tensor=2", "parallelism.pipeline=2", sequence)
+    losses, weights = plain(start)
+    torch.testing.assert_close(torch.tensor(made.losses).double(), torch.tensor(losses).double(), rtol=1e-12, atol=0)
+    for name, value in weights_of(parts).items():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-12, msg=name)
+    for counted, predicted in peaks(made):
+        assert 0.9 * predicted <= counted <= predicted
+
+
 def test_a_loss_of_parts_exchanges_three_numbers_per_target(tmp_path: Path) -> None:
     target = "loss.target=runner.zoo.losses:token_cross_entropy"
     made = divided(tmp_path, "parallelism.tensor=2", "trainer.max_steps=1", target)
@@ -304,7 +345,7 @@ def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) 
         (("parallelism.tensor=2", "parallelism.sharding={*.nothing: row}"), "must name modules"),
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
         (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "must be one of column, packed_column"),
-        (("parallelism.tensor=2", _SHARDING, "optimizer=lamb"), "must be one of adam"),
+        (("parallelism.tensor=2", _SHARDING, "optimizer=muon"), "must be one of adam"),
         (("parallelism.tensor=2", _SHARDING, "zero=2"), "zero.stage = 2: must be 1 with parallelism.tensor=2"),
         (("parallelism.tensor=2", _SHARDING, "zero=0"), "must be null or 1"),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),

@@ -14,12 +14,18 @@ __all__ = ["TENSOR_TABLES"]
 
 _WHOLE = "parallelism.tensor=1"
 _DECIDING = ("coop", "dtr", "mimose")
-_BY_ELEMENT = tuple(sorted(name for name, kind in OPTIMIZERS.items() if kind.elementwise and kind.state_bytes is None))
+_OF_PARTS = tuple(
+    sorted(
+        name
+        for name, kind in OPTIMIZERS.items()
+        if kind.state_bytes is None and (kind.elementwise or kind.norms_from is not None)
+    )
+)
 
 
-def _cuts_anywhere(config: RunConfig) -> bool:
+def _takes_parts(config: RunConfig) -> bool:
     kind = find_optimizer(config.optimizer)
-    return kind is not None and kind.name in _BY_ELEMENT
+    return kind is not None and kind.name in _OF_PARTS
 
 
 def _row(path: str, breaks: Callable[[RunConfig], bool], rule: str, why: str, fix: str) -> Row[RunConfig]:
@@ -31,8 +37,8 @@ _PARTS: Table[RunConfig] = Table(
     (
         _row(
             "optimizer.name",
-            lambda c: not _cuts_anywhere(c),
-            f"must be one of {', '.join(_BY_ELEMENT)}",
+            lambda c: not _takes_parts(c),
+            f"must be one of {', '.join(_OF_PARTS)}",
             "The others look at whole weights, or at blocks of them, of which a rank has only a part",
             "optimizer=adamw",
         ),

@@ -19,7 +19,7 @@ from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, checked_weight, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
 from runner.model.metrics import Metric
-from runner.model.precision import to_precision
+from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_torch
 from runner.model.split.backward import backward_input, backward_weight, capturing
 from runner.schedule.values import Action, Op
@@ -199,7 +199,7 @@ class Compute:
             if not place.is_stand_in:
                 window.outputs[place.number] = output
             return output
-        output = to_precision(output, torch.float32)
+        output = for_loss(output)
         total, weight = loss_sum(self._loss(output, window.targets[place.number]), place.samples)
         if not window.training and not place.is_stand_in:
             self._measure(place, output, window.targets[place.number])

@@ -51,15 +51,19 @@ class TensorGroup:
         return total
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
+        self._count(len(self._ranks) * value.nbytes)
         return torch.stack(self._gathered(value)).amax(0)
 
     def all_gather(self, value: Tensor, dim: int) -> Tensor:
+        self._count(len(self._ranks) * value.nbytes)
         return torch.cat(self._gathered(value), dim)
 
     def reduce_scatter(self, value: Tensor, dim: int) -> Tensor:
+        self._count(value.nbytes)
         return self._summed([part.contiguous() for part in value.chunk(len(self._ranks), dim)])
 
     def _all_reduced_in_order(self, value: Tensor) -> Tensor:
+        self._count(2 * value.nbytes)  # without what makes all parts as long
         flat = value.reshape(-1)
         padded = functional.pad(flat, (0, -len(flat) % len(self._ranks)))
         own = self._summed(list(padded.chunk(len(self._ranks))))
@@ -67,7 +71,6 @@ class TensorGroup:
 
     def _summed(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum, in the order of the ranks, of what each of them has as this rank's part."""
-        self._count(sum(part.nbytes for part in parts))
         received = self._exchanged(parts)
         total = received[0].clone()
         for part in received[1:]:
@@ -87,7 +90,6 @@ class TensorGroup:
         return received
 
     def _gathered(self, value: Tensor) -> list[Tensor]:
-        self._count(len(self._ranks) * value.nbytes)
         gathering = self._transport.start_all_gather(value.contiguous(), self._ranks)
         with self._transport.aside():
             return gathering.wait()

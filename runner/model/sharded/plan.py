@@ -130,6 +130,11 @@ class Division:
             found[id(weight)] = math.prod(shard.whole) - math.prod(shard.shape), weight.requires_grad
         return sum(count for count, _ in found.values()), sum(count for count, trained in found.values() if trained)
 
+    def trained_dims(self) -> tuple[int, ...]:
+        """The number of dimensions of each divided weight that is trained, each once."""
+        found = {id(weight): weight for weight in self._weights.values() if weight.requires_grad}
+        return tuple(weight.dim() for weight in found.values())
+
     def take(self, model: nn.Module, shards: Mapping[str, Shard], layer: LayerSource | None = None) -> None:
         """Cut parameters, in place, to the parts that are given by their names in a model, or in a layer of it."""
         own = dict(model.named_parameters())
@@ -141,7 +146,13 @@ class Division:
             if full not in self.shards and tuple(parameter.shape) == shard.whole:
                 with torch.no_grad():
                     parameter.data = shard.cut(parameter.data)
-            self.shards[full], self._weights[full] = shard, parameter
+            self.shards[full] = shard
+            self._hold(full, parameter)
+
+    def _hold(self, name: str, weight: Any) -> None:
+        """Note a weight that is a part, so that an optimizer knows how to sum over all parts."""
+        self._weights[name] = weight
+        weight.sum_over_parts = self.group.sum
 
     def of_given(self, layers: Sequence[LayerSource]) -> None:
         """Divide, in place, the layers that exist already."""
@@ -181,7 +192,7 @@ class Division:
                 self.gathered = place.name
             for local, weight in place.module.named_parameters(recurse=False):
                 if f"{place.name}.{local}" in self.shards:
-                    self._weights[f"{place.name}.{local}"] = weight
+                    self._hold(f"{place.name}.{local}", weight)
 
     def _places(self, named: Sequence[tuple[str, nn.Module]]) -> Iterator[_Place]:
         for name, module in named:

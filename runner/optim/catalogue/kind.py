@@ -60,6 +60,8 @@ class OptimizerKind:
         package: the package that must be installed, by the name for its import.
         operator: the name of the DeepSpeed operator that it uses, which is compiled before its first use.
         imports: modules that ``make`` imports, and that ranks of one machine may share.
+        norms_from: the least number of dimensions of the weights of which it takes two norms in a step, of whole
+            tensors, also where ranks have parts of them; None: it takes none.
         elementwise: whether the update of an element depends only on that element's gradients, so that flat
             partitions may cut weights anywhere.
         by_weight: whether its states belong to single weights, so that replicas may shard them weight by weight.
@@ -100,6 +102,7 @@ class OptimizerKind:
     package: str | None = None
     operator: str | None = None
     imports: tuple[str, ...] = ()
+    norms_from: int | None = None
     elementwise: bool = False
     by_weight: bool = False
     takes_complex: bool = False

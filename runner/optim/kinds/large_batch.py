@@ -1,17 +1,28 @@
-"""LARS and LAMB from pytorch_optimizer, with repairs for checkpoints by parameter."""
+"""LARS and LAMB from pytorch_optimizer, with repairs for checkpoints by parameter, and for parts of weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from pytorch_optimizer import LARS
+from pytorch_optimizer import LARS as _Lars
 from pytorch_optimizer import Lamb as _Lamb
 from torch import Tensor
+
+from runner.optim.states.whole_norms import WholeNorms
 
 __all__ = ["LARS", "Lamb"]
 
 _OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # the library leaves them in the state for inspection only
+
+
+class LARS(_Lars):
+    """The library's LARS, with the norms of whole weights where ranks have parts of them."""
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        with WholeNorms():
+            return super().step(*args, **kwargs)
 
 
 class Lamb(_Lamb):
@@ -30,7 +41,8 @@ class Lamb(_Lamb):
         for group, members in zip(self.param_groups, updated, strict=True):
             counts = [self.state[p]["step"] for p in members if "step" in self.state.get(p, {})]
             group["step"] = int(max(counts, default=0))
-        result = super().step(*args, **kwargs)
+        with WholeNorms():
+            result = super().step(*args, **kwargs)
         for group, members in zip(self.param_groups, updated, strict=True):
             for state in (self.state[p] for p in members):
                 state["step"] = torch.tensor(float(group["step"]))

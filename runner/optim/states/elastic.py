@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from runner.optim.states.settings import apply_settings
+from runner.optim.states.whole_norms import as_divided
 from runner.plan.averaging import Averaging
 
 __all__ = ["ElasticAverage"]
@@ -49,7 +50,8 @@ class ElasticAverage(Optimizer):
     ) -> None:
         self._averaging = averaging
         self._copies = {
-            average: [Parameter(average.detach().clone()) for _ in range(averaging.pipes)] for average in parameters
+            average: [as_divided(Parameter(average.detach().clone()), average) for _ in range(averaging.pipes)]
+            for average in parameters
         }
         average_of = {weight: average for average, weights in self._copies.items() for weight in weights}
         self._inner = build(list(average_of))

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from runner.optim.states.settings import apply_settings
+from runner.optim.states.whole_norms import as_divided
 
 __all__ = ["MASTER", "MasterWeights"]
 
@@ -36,7 +37,8 @@ class MasterWeights(Optimizer):
     """
 
     def __init__(self, parameters: Sequence[Tensor], build: Callable[[list[Tensor]], Optimizer]) -> None:
-        masters = [Parameter(parameter.detach().to(torch.float32, copy=True)) for parameter in parameters]
+        wide = (Parameter(parameter.detach().to(torch.float32, copy=True)) for parameter in parameters)
+        masters = [as_divided(master, parameter) for master, parameter in zip(wide, parameters, strict=True)]
         inner = build(list(masters))
         weights = dict(zip(masters, parameters, strict=True))
         groups = [{**group, "params": [weights[master] for master in group["params"]]} for group in inner.param_groups]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from runner.config.precision import PRECISIONS
 from runner.plan.draft import Draft
 from runner.plan.memory.predict import predict_memory
 from runner.plan.memory.reserved import predict_reserved
@@ -22,6 +23,7 @@ _LOSS_OF_STEP = 16  # every rank, for each step that is under way: the sum and t
 _HEADER = 48  # every rank but the last: six numbers of the step, which are on their way to the next rank
 _ASKS = 8  # the last rank: one number of them, which is on its way to the rank of the last stage
 _LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
+_WIDE_LOSS = 4  # more of it if the loss is computed in fp64
 
 
 def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -> MemoryPrediction:
@@ -62,5 +64,7 @@ def _with_scalars(draft: Draft, rank: int, steps: int, parts: MemoryParts) -> Me
     schedule = draft.schedule
     ends = (schedule.placement[0][0] - 1) % schedule.ranks  # where the messages about a step end, that begin before it
     scalars = steps * _LOSS_OF_STEP + (_ASKS if rank == ends else _HEADER)
-    has_loss = schedule.stages - 1 in schedule.stages_of(rank)
-    return replace(parts, buffers=parts.buffers + scalars + (_LOSS_OF_MICROBATCH if has_loss else 0))
+    if schedule.stages - 1 in schedule.stages_of(rank):
+        is_wide = PRECISIONS[draft.config.precision.name].weights == "float64"
+        scalars += _LOSS_OF_MICROBATCH + (_WIDE_LOSS if is_wide else 0)
+    return replace(parts, buffers=parts.buffers + scalars)

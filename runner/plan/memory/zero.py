@@ -18,7 +18,7 @@ from runner.profile import ModelProfile
 
 __all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements; stage_1_and_2.py: nccl_start_alignment_factor
 MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
 FLATTENED = 500_000_000  # elements; engine.py: MEMORY_OPT_ALLREDUCE_SIZE

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import optimizer_of
+from runner.plan.memory.zero import weight_widths
 from runner.plan.values import Link
 from runner.profile import Exchange, LayerProfile, ModelProfile
 
-__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "with_exchanges"]
+__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "norm_bytes", "with_exchanges"]
 
 
 def link_of_parts(config: RunConfig, link: Link) -> Link:
@@ -57,6 +59,15 @@ def exchanged_bytes(profile: ModelProfile, ranks: int) -> float:
     """The bytes that each rank sends for one micro-batch through all layers and back, without a second forward."""
     rows = (*profile.layers, profile.loss)
     return sum(each.sent_bytes(ranks) for row in rows for each in (*row.forward_exchanges, *row.backward_exchanges))
+
+
+def norm_bytes(config: RunConfig, profile: ModelProfile, ranks: int) -> float:
+    """The bytes that each rank sends in a step for the norms of whole weights, of all stages together."""
+    least = optimizer_of(config.optimizer).norms_from
+    if least is None:
+        return 0.0
+    count = sum(dims >= least for dims in profile.divided_dims)
+    return Exchange("all_reduce", weight_widths(config)[1] * count, 2).sent_bytes(ranks)
 
 
 def _slowed(layer: LayerProfile, ranks: int, link: Link) -> LayerProfile:

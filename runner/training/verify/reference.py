@@ -28,7 +28,7 @@ from runner.model.data import LossFunction, load_datasets, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import StageModule, build_stage
 from runner.model.load import load_model
-from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, cast_module, dtype_of, for_loss, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_process
 from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
@@ -209,7 +209,7 @@ def _accumulate(
                 with torch.autocast(device, autocast, enabled=autocast is not None), fills.seeing(number):
                     given = (inputs, targets) if model.takes_targets else inputs
                     output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
-                total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
+                total, weight = loss_sum(loss(for_loss(output), targets), samples)
                 before_backward()
                 (total * loss_scale).backward()  # type: ignore[no-untyped-call]
             totals[-1][0] += float(total.detach().double())
