@@ -1,0 +1,39 @@
+"""The recipe of divided layers: its formula against the plan of a request, and its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.config.compose.resolve import resolve
+from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
+from runner.recipes.tensor.__main__ import markdown
+from runner.recipes.tensor.counted import Layout, Size, formula_bytes, words
+from runner.recipes.tensor.figures import draw
+
+SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, samples=2)
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(2, sequence=True)], ids=lambda each: each.name)
+def test_the_formula_is_what_the_plan_counts_operator_by_operator(layout: Layout) -> None:
+    config = resolve([*words(SMALL, layout), "hardware=laptop_cpu"])
+    assert make_plan(config, profile_model(config)).tensor_bytes_sent == formula_bytes(SMALL, layout)
+
+
+def test_a_block_sums_twice_in_each_pass() -> None:
+    """Two ranks of a sum of n bytes send n each; here an activation has 2 x 6 x 8 numbers."""
+    activation, numbers = 2 * 6 * 8 * 4, 2 * 6 * 4
+    assert formula_bytes(SMALL, Layout(2)) == 2 * (2 * 3 * activation + 3 * numbers)
+    more = formula_bytes(Size(layers=2, width=8, sequence_length=6, samples=2), Layout(2))
+    assert more - formula_bytes(SMALL, Layout(2)) == 2 * 4 * activation
+
+
+def test_pages_are_made_of_rows(tmp_path: Path) -> None:
+    row = {"layout": "tensor 2", "sent": 10.0, "formula": 10.0, "peak": 5, "planned": 6, "loss": 1.0}
+    peer = {"width": 8, "samples": 1, "tokens": 2, "contestant": "runner", "milliseconds": 1.25, "off": 1e-7}
+    text = markdown({"rows": [row], "peers": [peer]})
+    assert "| tensor 2 | 10 | 10 | 5 | 6 | 1.00000 |" in text
+    assert "| 8 | 1 x 2 | runner | 1.2 ms | 1e-07 |" in text
+    assert "sent in a step" in draw(tmp_path / "made.svg", [row]).read_text(encoding="utf-8")
