@@ -126,7 +126,6 @@ def test_attention_divides_by_heads_however_they_are_packed(way: str) -> None:
         result = compared(model, batch(), degree, programs=programs)
         assert result.error < EQUAL
         assert not result.divided.left
-        assert not result.divided.partial
         program = result.divided.programs[True]
         assert (count(program, "identity"), count(program, "all_reduce")) == (sums, sums)
         assert result.forward == result.backward == ["all_reduce"] * sums
@@ -213,15 +212,13 @@ class Cross(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("tag_partial", [True, False])
-def test_cross_attention_with_weights_for_each_head_and_for_all(tag_partial: bool) -> None:
+def test_cross_attention_with_weights_for_each_head_and_for_all() -> None:
     memory = torch.randn(3, 7, WIDTH, dtype=torch.float64)
-    result = compared(Cross().double(), (batch(), memory), 2, tag_partial=tag_partial)
+    result = compared(Cross().double(), (batch(), memory), 2)
     assert result.error < EQUAL
     assert result.divided.shards["scale"].dim == 0
-    assert result.divided.partial == ({"norm.weight", "norm.bias"} if tag_partial else set())
     assert result.forward == ["all_reduce"]
-    assert result.backward == ["all_reduce"] * (2 if tag_partial else 4)
+    assert result.backward == ["all_reduce"] * 4
 
 
 class Adapted(nn.Module):

@@ -46,6 +46,8 @@ class Feed(nn.Module):
             return value + made.reshape(value.shape[0], value.shape[1], 2, -1).flatten(2) / value.shape[1]
         if self.way == "means":
             return value + made - made.mean(1, keepdim=True)
+        if self.way == "joined":
+            return value + torch.cat([made, value], 1)[:, 2 : 2 + TOKENS]
         if self.way == "product":
             return value + made @ self.norm.weight.diag()
         return value + made * (1 if self.way == "plain" else self.places)
@@ -60,15 +62,15 @@ def batch() -> Tensor:
     return torch.randn(SAMPLES, TOKENS, WIDTH, dtype=torch.float64)
 
 
-WHOLE_AGAIN = ("means", "product")
+WHOLE_AGAIN = ("means", "product", "joined")
 
 
-@pytest.mark.parametrize("way", ["plain", "places", "flat", "inplace", "sizes", "means", "product"])
+@pytest.mark.parametrize("way", ["plain", "places", "flat", "inplace", "sizes", "means", "product", "joined"])
 def test_whatever_lies_between_divided_layers(way: str) -> None:
     """Two layers of it between two plain ones: what is summed for a rank's own tokens, and put together again."""
     model = build("plain", way, way, "plain")
     for cut in (False, True):
-        result = compared(model, batch(), 2, tag_partial=False, tokens=True, cut=cut)
+        result = compared(model, batch(), 2, tokens=True, cut=cut)
         assert result.error < EQUAL
         calls = Counter(result.forward)
         assert calls["reduce_scatter"] == 4
@@ -78,11 +80,9 @@ def test_whatever_lies_between_divided_layers(way: str) -> None:
 
 def test_four_ranks_divide_tokens_if_their_number_allows() -> None:
     model = build("plain", "flat")
-    assert (
-        compared(model, torch.randn(2, 8, WIDTH, dtype=torch.float64), 4, tag_partial=False, tokens=True).error < EQUAL
-    )
+    assert compared(model, torch.randn(2, 8, WIDTH, dtype=torch.float64), 4, tokens=True).error < EQUAL
     with pytest.raises(TokensError, match="6 tokens cannot be divided among 4 ranks"):
-        compared(model, batch(), 4, tag_partial=False, tokens=True)
+        compared(model, batch(), 4, tokens=True)
 
 
 def test_a_value_that_is_needed_whole_and_changed_in_place_is_told() -> None:
@@ -93,7 +93,7 @@ def test_a_value_that_is_needed_whole_and_changed_in_place_is_told() -> None:
             return value + made
 
     with pytest.raises(TokensError, match="changed in place"):
-        compared(nn.Sequential(Writing(), Feed()).double(), batch(), 2, tag_partial=False, tokens=True)
+        compared(nn.Sequential(Writing(), Feed()).double(), batch(), 2, tokens=True)
 
 
 class Ruled(Feed):

@@ -239,7 +239,7 @@ def _option_of(group: str, *others: str) -> tuple[str, ...]:
 def _precise(drawn: _Draw) -> None:
     if drawn.words.get("optimizer") == "kfac" and drawn.often(0.9):
         return
-    drawn.words["precision"] = drawn.of(_option_of("precision", "fp32"))
+    drawn.words["precision"] = drawn.of(_option_of("precision", "fp32", "fp64"))
 
 
 def _scheduled(drawn: _Draw) -> None:

@@ -73,7 +73,6 @@ def compared(
     training: bool = True,
     cut: bool = False,
     programs: dict[bool, Program] | None = None,
-    tag_partial: bool = True,
     tokens: bool = False,
 ) -> Compared:
     """Run a model of 64-bit numbers as it is, and on ranks.
@@ -82,7 +81,6 @@ def compared(
         value: its input; floating-point tensors get gradients, which are compared, too.
         cut: whether each rank runs a chain of segments.
         programs: the model's trace; made with the input if it is not given.
-        tag_partial: whether gradients of whole weights may be parts.
         tokens: whether values between divided layers are divided by tokens, too.
     """
     traced = programs or trace(model, value, "model")
@@ -96,7 +94,7 @@ def compared(
         own = copy.deepcopy(model).train(training)
         for parameter in own.parameters():
             parameter.grad = None
-        result = divided(own, traced, group, tag_partial=tag_partial)
+        result = divided(own, traced, group)
         parameters = dict(own.named_parameters())
         for name, shard in result.shards.items():
             parameters[name].data = shard.cut(parameters[name].data)
@@ -133,8 +131,6 @@ def _joined(name: str, parts: list[Tensor], result: DividedPrograms) -> Tensor:
     """The whole gradient that ranks have of a parameter."""
     if name in result.shards:
         return result.shards[name].join(parts)
-    if name in result.partial:
-        return torch.stack(parts).sum(0)
     assert all(torch.equal(part, parts[0]) for part in parts), name
     return parts[0]
 

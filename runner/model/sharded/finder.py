@@ -60,7 +60,6 @@ class DividedPrograms:
     Args:
         programs: for training (True) and for evaluation (False); one object for both if the traced ones are one.
         shards: the part of each divided parameter that the rank holds, by the first of the parameter's names.
-        partial: the whole parameters whose gradient on each rank is a part, so that their sum is the gradient.
         left: the weights that stay whole.
         dropouts: the dropouts of values of which each rank has a part, in training.
         columns, rows: the operators' names of divided products, in training.
@@ -68,16 +67,13 @@ class DividedPrograms:
 
     programs: dict[bool, Program]
     shards: dict[str, Shard]
-    partial: frozenset[str]
     left: tuple[Left, ...]
     dropouts: tuple[DividedDropout, ...] = ()
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
 
 
-def divided(
-    model: nn.Module, programs: Mapping[bool, Program], group: ShardGroup, *, tag_partial: bool = True
-) -> DividedPrograms:
+def divided(model: nn.Module, programs: Mapping[bool, Program], group: ShardGroup) -> DividedPrograms:
     """The programs of the group's rank. Nothing of the model is changed: the caller cuts its parameters.
 
     The programs read a parameter of :attr:`DividedPrograms.shards` as its part, ``shard.cut(parameter)``.
@@ -86,8 +82,6 @@ def divided(
         model: the traced model, whole; real or fake.
         programs: what :func:`runner.model.traced.operators.trace` made of it.
         group: the rank's place among those that divide it.
-        tag_partial: whether the caller sums the gradients of :attr:`DividedPrograms.partial` over the group. Otherwise
-            there are none: each such weight has its whole gradient, at the price of one sum for each of its uses.
     """
     kept: dict[str, str] = {}
     while True:
@@ -100,7 +94,7 @@ def divided(
         wrong = wrong or _unlike(found)
         if not wrong:
             try:
-                return _made(graphs, found, group, tag_partial)
+                return _made(graphs, found, group)
             except MismatchError as error:
                 region = error.region
                 wrong = dict.fromkeys((region.graph.parameters[node] for node in region.cuts), error.reason)
@@ -147,38 +141,22 @@ def _reasons(found: Found) -> dict[str, str]:
     return {found.graph.parameters[found.graph.products[node].weight]: reason for node, reason in found.left.items()}
 
 
-def _made(
-    graphs: Mapping[bool, Graph], found: Mapping[bool, Found], group: ShardGroup, tag_partial: bool
-) -> DividedPrograms:
+def _made(graphs: Mapping[bool, Graph], found: Mapping[bool, Found], group: ShardGroup) -> DividedPrograms:
     graph, training = graphs[True], found[True]
-    partial = {mode: _partial(graphs[mode], found[mode]) if tag_partial else frozenset() for mode in found}
-    made = {True: rewritten(graph, training, group, partial[True])}
+    made = {True: rewritten(graph, training, group)}
     same = graphs[False] is graph
-    made[False] = made[True] if same else rewritten(graphs[False], found[False], group, partial[False])
+    made[False] = made[True] if same else rewritten(graphs[False], found[False], group)
     placeholders = {graph.parameters[node]: node for region in training.regions for node in region.cuts}
     return DividedPrograms(
         programs={mode: each.program for mode, each in made.items()},
         shards={
             name: shard_of(cut, graph.shape(placeholders[name]), group) for name, cut in sorted(training.cuts.items())
         },
-        partial=partial[True],
         left=_left(graph, training),
         dropouts=tuple(made[True].dropouts),
         columns=tuple(node.name for region in training.regions for node in region.columns),
         rows=tuple(node.name for region in training.regions for node in region.rows),
     )
-
-
-def _partial(graph: Graph, found: Found) -> frozenset[str]:
-    """The whole parameters that only operators with divided operands read."""
-    entered = {place for region in found.regions for place in region.entered}
-    inside: dict[str, bool] = {}
-    for node, name in graph.parameters.items():
-        users = [user for user in node.users if user in graph.positions]
-        if users or node in graph.outputs:
-            alone = node not in graph.outputs and all((user, node) in entered for user in users)
-            inside[name] = inside.get(name, True) and alone
-    return frozenset(name for name, alone in inside.items() if alone)
 
 
 def _left(graph: Graph, found: Found) -> tuple[Left, ...]:

@@ -62,16 +62,13 @@ def shard_of(cut: Cut, shape: tuple[int, ...], group: ShardGroup) -> Shard:
     return Shard(cut[0], group.index, group.degree, shape, cut[1])
 
 
-def rewritten(graph: Graph, found: Found, group: ShardGroup, partial: frozenset[str]) -> _Rewriter:
+def rewritten(graph: Graph, found: Found, group: ShardGroup) -> _Rewriter:
     """The program of a rank, and what is to be known of it.
-
-    Args:
-        partial: whole parameters that are read only inside regions, and whose gradients are summed by the caller.
 
     Raises:
         MismatchError: an operator does not give what was foreseen.
     """
-    rewriter = _Rewriter(graph, found, group, partial)
+    rewriter = _Rewriter(graph, found, group)
     rewriter.run()
     return rewriter
 
@@ -86,10 +83,10 @@ class _Rewriter(ProgramEditor):
 
     program: Program
 
-    def __init__(self, graph: Graph, found: Found, group: ShardGroup, partial: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, found: Found, group: ShardGroup) -> None:
         super().__init__(graph, group)
         self.dropouts: list[DividedDropout] = []
-        self._found, self._partial = found, partial
+        self._found = found
         self._turned = {reader for region in found.regions for reader, _ in region.covered} - {*found.taken}
         self._region: Region | None = None  # in which the present operator lies
 
@@ -166,7 +163,7 @@ class _Rewriter(ProgramEditor):
         assert region is not None
         if node in region.columns and operand is self._old.products[node].value:
             return self._entered(operand)
-        if (node, operand) in region.entered and self._old.parameters.get(operand) not in self._partial:
+        if (node, operand) in region.entered:
             return self._entered(operand)
         if (node, operand) in region.owned:
             dim = region.owned[node, operand]

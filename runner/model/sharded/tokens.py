@@ -142,7 +142,11 @@ class TokenWalk:
             return split
         if "val" not in node.meta or not all(isinstance(self.splits[each], Split) for each in divided):
             raise Conflict(f"{node.name} is not followed", _NO_ORIGIN)
-        return follow(self, node)
+        made = follow(self, node)
+        for each in made if isinstance(made, tuple) else (made,):
+            if each is not None and each.pieces > 1 and each.dim:  # tokens of several values, one behind the other
+                raise Conflict(f"{node.name} joins tokens", _NO_ORIGIN)
+        return made
 
     def _asks_for_size(self, node: Node) -> bool:
         return any(operator(node).endswith(name) for name in _SIZES)

@@ -29,7 +29,7 @@ def divided_programs(model: nn.Module, programs: dict[bool, Program], division: 
         programs: its trace.
         division: is told what has been divided, and why other weights are whole.
     """
-    found = divided(model, programs, division.group, tag_partial=False)
+    found = divided(model, programs, division.group)
     division.left += [str(each) for each in found.left]
     division.take(model, found.shards)
     return found.programs
@@ -69,7 +69,7 @@ def _segment(module: nn.Module, value: Any, source: LayerSource, target: str, di
     """The layer as its divided trace, or itself if nothing of it can be divided."""
     with suppress(RequestError):
         programs = trace(module, value, target)
-        found = divided(module, programs, division.group, tag_partial=False)
+        found = divided(module, programs, division.group)
         division.left += [str(replace(each, name=source.full_name(each.name))) for each in found.left]
         if found.shards:
             division.take(module, found.shards, source)

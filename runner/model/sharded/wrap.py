@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from runner.model.sharded.group import ShardGroup
-from runner.model.sharded.operators import enter, enter_alone, gather, keep_part, leave, own_part
+from runner.model.sharded.operators import enter, enter_alone, keep_part, leave, own_part
 from runner.model.sharded.values import Shard
-from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding
+from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding, whole_logits
 
 __all__ = ["STYLES", "ShardedModule", "divide", "keep_apart", "why_not"]
 
@@ -41,7 +41,7 @@ class _Column(ShardedModule):
             return made
         if self.apart_in_training and self.training:  # type: ignore[attr-defined]
             return keep_part(made, self.shard_group)
-        return gather(made, -1, self.shard_group).narrow(-1, 0, self.gathered)
+        return whole_logits(made, self.shard_group, self.gathered)
 
 
 class _Row(ShardedModule):
