@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from runner.cli import screen
 from runner.cli.files import write
 from runner.config.compose.groups import shipped_conf
+from runner.config.units import format_bytes, format_seconds
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, DoesNotFitError
 
 if TYPE_CHECKING:
-    from runner.launch.run.find_layout import FoundLayout
+    from runner.launch.run.find_layout import Compared, FoundLayout
 
-__all__ = ["plan_layout", "words_with_layout"]
+__all__ = ["compare", "plan_layout", "words_with_layout"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,53 @@ def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None) -> i
         _write_recipe(Path(recipe), found)
     print(json.dumps(_document(found), indent=2) if as_json else _text(found))
     return EXIT_OK if found.chosen.fits else EXIT_DOES_NOT_FIT
+
+
+def compare(words: Sequence[str], *, as_json: bool) -> int:
+    """Print what every planner makes of a request."""
+    from runner.launch.run.find_layout import AUTO, asks_for_layout, compare_planners
+
+    asked = words if asks_for_layout(words) else [*words, AUTO]
+    try:
+        rows = compare_planners(asked, screen.under_way)
+    finally:
+        screen.under_way("")
+    if as_json:
+        print(json.dumps([_compared(row) for row in rows], indent=2))
+        return EXIT_OK
+    from runner.plan.render import table_text
+
+    header = ("planner", "search", "its step", "planned", "peak", "fits", "layout or why not")
+    print(table_text("", header, [_cells(row) for row in rows], screen.width(), left=1).rstrip("\n"))
+    return EXIT_OK
+
+
+def _compared(row: Compared) -> dict[str, Any]:
+    plan = row.plan
+    return {
+        "planner": row.planner,
+        "search_seconds": row.search_seconds,
+        "evaluated": row.evaluated,
+        "own_prediction": row.own_prediction,
+        "step_seconds": plan.time.step_seconds if plan is not None else None,
+        "peak_memory_bytes": max(plan.peak_memory_bytes) if plan is not None else None,
+        "fits": plan.fits if plan is not None else None,
+        "runnable": plan is not None and plan.fits,
+        "why_not": row.why_not or ("it does not fit" if plan is not None and not plan.fits else None),
+        "overrides": list(row.overrides),
+    }
+
+
+def _cells(row: Compared) -> tuple[str, ...]:
+    plan = row.plan
+    own = format_seconds(row.own_prediction) if row.own_prediction is not None else "-"
+    search = f"{row.search_seconds:.2g} s"
+    if plan is None:
+        return row.planner, search, own, "-", "-", "-", row.why_not
+    layout = "·".join(str(plan.layout[axis]) for axis in ("pipeline", "data", "tensor"))
+    told = f"{layout} {plan.schedule.name if plan.has_bubble else ''} T={plan.schedule.microbatches}"
+    seconds, peak = format_seconds(plan.time.step_seconds), format_bytes(max(plan.peak_memory_bytes))
+    return row.planner, search, own, seconds, peak, "yes" if plan.fits else "no", told
 
 
 def words_with_layout(words: Sequence[str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _TRAIN = Command(
 _PLAN = Command(
     name="plan",
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
-    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--why] [--rules]",
+    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--planners all] [--why] [--rules]",
     about=(
         "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
         "many samples or tokens that is per second. Ends with status 3 where a rank needs more than memory_limit. Any "
@@ -59,6 +59,7 @@ _PLAN = Command(
         ),
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
         Flag("--svg", "write a picture of time against memory for activations, by strategy", "FILE"),
+        Flag("--planners", "all: what each planner of parallelism=auto makes of the request, judged alike", "NAME"),
         Flag("--write", "with parallelism=auto: write the layout that was found as a recipe", "FILE"),
     ),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import plan_layout
+from runner.cli.auto import compare, plan_layout
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
@@ -47,6 +47,13 @@ def run(arguments: Arguments) -> int:
     raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
+    if (planners := arguments.value("planners")) is not None:
+        if planners != "all":
+            raise_problems(
+                [Problem("--planners", planners, "must be all", "One is asked by planner=NAME", "--planners all")]
+            )
+        raise_problems(arguments.problems)
+        return compare(arguments.words, as_json=as_json)
     if asks_for_layout(arguments.words):
         raise_problems(arguments.problems)
         return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"))

@@ -36,6 +36,7 @@ __all__ = [
     "OptimizerConfig",
     "ParallelismConfig",
     "PartitionConfig",
+    "PlannerConfig",
     "PrecisionConfig",
     "ProfilerConfig",
     "RunConfig",
@@ -150,6 +151,13 @@ class ParallelismConfig:
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
     search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough
     goes_with: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class PlannerConfig:
+    """Who chooses the layout of ``parallelism=auto``."""
+
+    name: str = "joint"
 
 
 @dataclass
@@ -521,6 +529,7 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     metrics: dict[str, str] = field(default_factory=dict)  # metrics.NAME=mine:function of output and target: val_NAME
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     # also: pipeline_parallel_schedule
     partition: PartitionConfig = field(default_factory=PartitionConfig)

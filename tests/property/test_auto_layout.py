@@ -15,6 +15,7 @@ from whole_runs import peaks, train
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
+from runner.plan.planners.published.registry import PUBLISHED
 from runner.profile import ModelProfile
 
 _WORDS = (
@@ -113,6 +114,20 @@ def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
     assert found["nearest"]["lacks_bytes"] == found["nearest"]["peak_memory_bytes"] - 2000
     again = planned([*_WORDS, "memory_limit=2kB", *found["nearest"]["overrides"]], capsys, status=3)
     assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
+
+
+def test_every_planner_is_judged_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *_AUTO, "--planners", "all", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["planner"] for row in rows] == ["joint", *PUBLISHED]
+    for row in rows:
+        assert (row["step_seconds"] is None) == bool(row["why_not"]) or not row["fits"]
+        if row["runnable"] and row["planner"] != "joint":
+            typed = planned([*_WORDS, *row["overrides"]], capsys)
+            assert typed["step_seconds"] == row["step_seconds"]
+            assert rows[0]["step_seconds"] <= row["step_seconds"] * 1.001
+    own = planned([*_AUTO, "planner=megatron"], capsys)
+    assert own["step_seconds"] == next(row["step_seconds"] for row in rows if row["planner"] == "megatron")
 
 
 def test_five_lines_and_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

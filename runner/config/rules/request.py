@@ -28,6 +28,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "adapter": ADAPTERS,
     "embedding": EMBEDDINGS,
+    "planner": ("joint", "pipedream", "dapple", "2bw", "alpa", "varuna", "megatron"),
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "approximate_backward": tuple(APPROXIMATIONS),
@@ -239,6 +240,13 @@ _PARALLELISM: Table[RunConfig] = Table(
             lambda c: c.parallelism.ranks is not None and c.parallelism.name != "auto",
             "belongs to parallelism=auto",
             "Other layouts have as many ranks as their degrees say",
+            fix="parallelism=auto",
+        ),
+        Row(
+            "planner",
+            lambda c: c.planner.name != "joint" and c.parallelism.name != "auto",
+            "belongs to parallelism=auto",
+            "Other layouts are those that the degrees say",
             fix="parallelism=auto",
         ),
         one_of("parallelism.search", ("quick", "normal", "thorough")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.compose.resolve import keys_given, resolve_with_layers
 from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
-from runner.config.schema import RunConfig
+from runner.config.schema import PlannerConfig, RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.planners.problem import SAVED_OPS, ProfiledSizes, interpolated
@@ -26,10 +27,19 @@ if TYPE_CHECKING:
     from runner.plan.values import RunPlan
     from runner.profile import ModelProfile
 
-__all__ = ["AUTO", "FoundLayout", "LayoutJudge", "asks_for_layout", "find_layout", "remedies"]
+__all__ = [
+    "AUTO",
+    "Compared",
+    "FoundLayout",
+    "LayoutJudge",
+    "asks_for_layout",
+    "compare_planners",
+    "find_layout",
+    "remedies",
+]
 
 AUTO = "parallelism=auto"
-_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.search")
+_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.search", "planner")
 _DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
 _OF_PARTS = ("parallelism.sharding", "parallelism.sequence")  # what only divided layers are asked with
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
@@ -90,6 +100,8 @@ def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda l
     progress("profiling the model ...")
     problem, sizes = planning_problem(config, profile_model, machine, given)
     judge = LayoutJudge(words, config, sizes, machine)
+    if config.planner.name != "joint":
+        return _of_published(config.planner.name, problem, judge)
     chosen = choose(
         problem,
         judge.plan,
@@ -102,6 +114,91 @@ def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda l
     return FoundLayout(tuple(judge.words(chosen.best.keys)), chosen, problem, judge)
 
 
+def _of_published(name: str, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:
+    """The layout that a published planner finds.
+
+    Raises:
+        RequestError: it finds none that fits by its own model, or one that the engine does not run.
+    """
+    from runner.plan.planners.choose import Choice, Chosen
+    from runner.plan.planners.published.registry import PUBLISHED
+
+    answer = PUBLISHED[name](problem)
+    if answer is None:
+        why = "By its own cost model no layout that it knows fits the memory"
+        raise RequestError([Problem("planner", name, "must find a layout", why, "planner=joint")])
+    if answer.needs:
+        raise RequestError(
+            [Problem("planner", name, "must find a layout that can run", answer.needs[0], "planner=joint")]
+        )
+    keys = judge.keys(answer)
+    chosen = Chosen(Choice(answer, keys, judge.typed(keys)), searched=1, evaluated=1)
+    return FoundLayout(tuple(judge.words(keys)), chosen, problem, judge)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one planner makes of a problem.
+
+    Args:
+        planner: its name.
+        search_seconds: seconds of processor time that it took.
+        evaluated: the layouts with their cuts that it compared; None: it does not count them.
+        own_prediction: seconds of a step by its own cost model; None: it found nothing.
+        plan: the whole plan of its answer; None: there is none.
+        why_not: why its answer cannot run; empty if it can.
+        overrides: the words that ask for its answer.
+    """
+
+    planner: str
+    search_seconds: float
+    evaluated: int | None
+    own_prediction: float | None
+    plan: RunPlan | None
+    why_not: str
+    overrides: tuple[str, ...] = ()
+
+
+def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> list[Compared]:
+    """What every planner makes of one request, each judged by a whole plan.
+
+    Args:
+        words: the command line, with ``parallelism=auto``.
+        progress: is told what is done.
+
+    Raises:
+        RequestError: the request has problems.
+    """
+    from runner.plan.planners.published.registry import PUBLISHED
+
+    begun = time.process_time()
+    found = find_layout(words, progress)
+    best = found.chosen.best
+    taken = time.process_time() - begun
+    plan = best.plan
+    made = [
+        Compared("joint", taken, found.chosen.evaluated, best.answer.seconds, plan, "", found.judge.spelled(best.keys))
+    ]
+    for name, ask in PUBLISHED.items():
+        progress(f"planner {name} ...")
+        begun = time.process_time()
+        answer = ask(found.problem)
+        taken = time.process_time() - begun
+        if answer is None:
+            made.append(Compared(name, taken, None, None, None, "by its own model nothing fits"))
+            continue
+        keys = found.judge.keys(answer)
+        own = name, taken, None, answer.seconds
+        if answer.needs:
+            made.append(Compared(*own, None, answer.needs[0]))
+            continue
+        try:
+            made.append(Compared(*own, found.judge.typed(keys), "", found.judge.spelled(keys)))
+        except RequestError as error:
+            made.append(Compared(*own, None, error.problems[0].line(), found.judge.spelled(keys)))
+    return made
+
+
 def _given(keys: Mapping[str, bool]) -> set[str]:
     """What the user has fixed; degrees of a file give way to ``parallelism=auto`` on the command line."""
     return {key for key, typed in keys.items() if typed or key not in _DEGREES}
@@ -109,6 +206,7 @@ def _given(keys: Mapping[str, bool]) -> set[str]:
 
 def _without_search(config: RunConfig) -> RunConfig:
     config.parallelism = replace(config.parallelism, name="single", ranks=None)
+    config.planner = PlannerConfig()
     return config
 
 
@@ -222,11 +320,15 @@ class LayoutJudge:
             del keys["activation_checkpoint"]
         return {key: value for key, value in keys.items() if key not in self._named}
 
+    def spelled(self, keys: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys as words."""
+        return tuple(f"{key}={_spelled(value)}" for key, value in keys.items())
+
     def words(self, keys: Mapping[str, Any]) -> list[str]:
         """The whole request as words."""
         whole = keys.get("parallelism.tensor", self._config.parallelism.tensor) == 1
         asked = [word for word in self._words if not (whole and word.lstrip("+").startswith(_OF_PARTS))]
-        return [*asked, *(f"{key}={_spelled(value)}" for key, value in keys.items())]
+        return [*asked, *self.spelled(keys)]
 
     def plan(self, keys: Mapping[str, Any]) -> RunPlan:
         """The plan of the request with these keys, by seconds between those of the profiled sizes."""

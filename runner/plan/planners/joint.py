@@ -164,11 +164,14 @@ class JointSearch:
         return self.found
 
     def _is_settled(self, family: Family) -> bool:
-        """Whether memory does not matter where replicas share nothing: ZeRO saves nothing else."""
+        """Whether neither memory nor the update matters where replicas share nothing: ZeRO saves nothing else."""
         if family.zero is None or len(self.problem.zero) < 2:
             return False
         plain = self._best.get((*_key(family)[:-1], None))
-        return plain is not None and plain.is_free
+        if plain is None or not plain.is_free:
+            return False
+        update = sum(plain.table.setting.division.gradient) * self.problem.step_seconds_per_byte / family.pipeline
+        return update < TIE * plain.seconds
 
     def again(self, answer: PlanningAnswer, excess: float) -> PlanningAnswer | None:
         """The best candidate of an answer's family if each rank needs so many bytes more than was estimated.
@@ -318,7 +321,7 @@ def _estimate(problem: PlanningProblem, family: Family) -> float:
             break
     forward = sum(line.of(samples) for line in division.forward)
     whole = forward + sum(line.of(samples) for line in kept.backward)
-    after = _after(problem, division, family.data) / pipeline
+    after = _after(problem, division, family) / pipeline
     actions = 2 * (family.order.chunks if family.order is not None else 1)
     return family.microbatches * (whole / pipeline + actions * problem.overhead) * span + after
 
@@ -406,7 +409,7 @@ def lower_bound(problem: PlanningProblem, family: Family) -> float:
     each = [f.of(samples) + min(b.of(samples), i.of(samples) + w.of(samples)) for f, b, i, w in parts]
     computes, engine = count * sum(each) / pipeline, 2 * count * problem.overhead
     bound = max(
-        engine + computes + _after(problem, division, family.data) / pipeline,
+        engine + computes + _after(problem, division, family) / pipeline,
         count * max(each) / copies_in(family.order),
         computes * _fill(family.order, pipeline, count),
     )
@@ -415,8 +418,8 @@ def lower_bound(problem: PlanningProblem, family: Family) -> float:
     return bound
 
 
-def _after(problem: PlanningProblem, division: Division, data: int) -> float:
+def _after(problem: PlanningProblem, division: Division, family: Family) -> float:
     """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
-    gradients, link = sum(division.gradient), problem.link
+    gradients, link, data = sum(division.gradient), problem.link, family.data
     sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
-    return sums + gradients * problem.step_seconds_per_byte
+    return sums + gradients * problem.step_seconds_per_byte / (data if family.zero else 1)

@@ -75,6 +75,7 @@ class StageTable:
         self._left = self._of_kept(lambda kept: [samples * each for each in kept.left_to_w])
         self._gradient = _sums(division.gradient)
         self._states = _sums(state_bytes(setting))
+        self._updaters = setting.data if setting.zero else 1  # ranks that share a stage's update
         self._boundary = np.array([samples * each for each in division.boundary])
 
     def _of_kept(self, of: Callable[[Kept], Iterable[float]]) -> Numbers:
@@ -126,7 +127,7 @@ class StageTable:
         for rank, stages in enumerate(order.stages_of):
             for stage in stages:
                 after[rank] += self._sum_seconds(gradients[stage], order.copies)
-                after[rank] += gradients[stage] * self.problem.step_seconds_per_byte
+                after[rank] += gradients[stage] * self.problem.step_seconds_per_byte / self._updaters
         total: Numbers = (ends + after).max(axis=0)
         cores = self.problem.cores
         if cores is not None:

@@ -58,6 +58,9 @@ def _kept(choice: Choice) -> str:
 
 
 def _why(chosen: Chosen, problem: PlanningProblem) -> str:
+    if chosen.best.answer.planner != "joint":
+        own = format_seconds(chosen.best.answer.seconds)
+        return f"planner={chosen.best.answer.planner} chose it, by its own model with {own} a step"
     told = f"{chosen.searched:,} layouts with their orders and {chosen.evaluated:,} cuts were compared"
     if not chosen.complete:
         told += " until the search reached its limit of work (parallelism.search=thorough has ten times as much)"

@@ -1,0 +1,72 @@
+"""``planner=dapple``: the shortest flushed step by warm-up, steady phase and end, over side-by-side pipelines.
+
+For every number of devices of a pipeline, as many pipelines as there is room for; stages are cut such that the slowest
+takes least, each with replicas of its own. The step is block (M - 1) + the stages, messages, and what the sums of
+gradients take beyond the drain. Memory is not checked. The links have one level here: all placements are one.
+
+Source: Fan et al. 2021, DAPPLE, and its public planner's form (reconstruction).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors
+from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+
+__all__ = ["block_of", "length", "plan"]
+
+
+def plan(problem: PlanningProblem) -> PlanningAnswer:
+    """The answer to a problem."""
+    best: tuple[float, Stages, tuple[int, ...], int] | None = None
+    for devices in divisors(problem.ranks):
+        aside = problem.ranks // devices
+        for microbatches in divisors(problem.batch // aside) if problem.batch % aside == 0 else []:
+            chain = Chain(problem, problem.divisions[0], problem.batch / (aside * microbatches))
+            _, stages, replicas = block_of(chain, devices)
+            seconds = length(chain, stages, replicas, microbatches, aside)
+            if best is None or seconds < best[0]:
+                best = seconds, stages, tuple(aside * each for each in replicas), microbatches
+    assert best is not None  # one device is always a pipeline
+    seconds, stages, replicas, microbatches = best
+    kept, parts = (problem.divisions[0].kept[0].name,) * len(stages), (1,) * len(stages)
+    return answer_of(
+        "dapple",
+        problem,
+        stages,
+        replicas=replicas,
+        tensor=parts,
+        microbatches=microbatches,
+        kept=kept,
+        seconds=seconds,
+    )
+
+
+def block_of(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:
+    """The least slowest stage or message on exactly so many devices, with the stages and their replicas."""
+    layers = len(chain.problem.layers)
+
+    @cache
+    def best(end: int, left: int) -> tuple[float, Stages, tuple[int, ...]]:
+        found: tuple[float, Stages, tuple[int, ...]] = chain.seconds(0, end) / left, ((0, end - 1),), (left,)
+        for cut in range(1, end):
+            for own in range(1, left):
+                before, stages, replicas = best(cut, left - own)
+                worst = max(before, 2 * chain.message(cut), chain.seconds(cut, end) / own)
+                if worst < found[0]:
+                    found = worst, (*stages, (cut, end - 1)), (*replicas, own)
+        return found
+
+    return best(layers, devices)
+
+
+def length(chain: Chain, stages: Stages, replicas: tuple[int, ...], microbatches: int, aside: int) -> float:
+    """Seconds of a step by the planner's formula."""
+    times = [chain.seconds(first, last + 1) / own for (first, last), own in zip(stages, replicas, strict=True)]
+    messages = [2 * chain.message(last + 1) for _, last in stages[:-1]]
+    block = max([*times, *messages])
+    late = 0.0
+    for number, ((first, last), own) in enumerate(zip(stages, replicas, strict=True)):
+        late = max(late, chain.sum_seconds(first, last + 1, own * aside) - number * block)
+    return block * (microbatches - 1) + sum(times) + sum(messages) + late

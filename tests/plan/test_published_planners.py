@@ -1,0 +1,148 @@
+"""Published planners on drawn problems, each against an enumeration with its own cost model, written anew here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from runner.plan.planners.published.alpa import pipelined
+from runner.plan.planners.published.chain import Chain
+from runner.plan.planners.published.dapple import block_of
+from runner.plan.planners.published.pipedream import slowest
+from runner.plan.planners.published.registry import PUBLISHED
+from runner.plan.planners.values import Division, Kept, Line, Order, PlanningProblem
+from runner.plan.values import Link
+
+
+def problem(seed: int, *, layers: int = 5, ranks: int = 4, tight: bool = False) -> PlanningProblem:
+    draw = random.Random(seed)
+    numbers = [draw.uniform(0.5, 2.0) for _ in range(layers)]
+    weights = [draw.uniform(0.5, 3.0) for _ in range(layers)]
+    boundary = tuple(draw.uniform(0.05, 1.0) for _ in range(layers))
+
+    def way(name: str, again: float, saved: float, tensor: int) -> Kept:
+        backward = tuple(Line(0.0, (2 + again) * each / tensor) for each in numbers)
+        half = tuple(Line(0.0, each / 2) for _, each in backward)
+        return Kept(name, True, (saved,) * layers, (saved,) * layers, (0.1,) * layers, backward, half, half)
+
+    def of(tensor: int) -> Division:
+        size = tuple(each / tensor for each in weights)
+        forward = tuple(Line(0.02 * tensor, each / tensor) for each in numbers)
+        kept = (way("none", 0.0, 0.5, tensor), way("full", 1.0, 0.1, tensor))
+        return Division(tensor, forward, size, size, tuple(2 * each for each in size), boundary, kept)
+
+    limit = int((1.2 if tight else 10) * 4 * sum(weights)) + 4
+    memory = dict.fromkeys((1, 2, 4), limit)
+    orders = (Order("1f1b", 1),)
+    return PlanningProblem(tuple(map(str, range(layers))), (of(1), of(2)), ranks, 8, memory, Link(0.0, 4.0), orders)
+
+
+def cuts(layers: int) -> Iterator[list[tuple[int, int]]]:
+    """Every cut into ranges, the end excluded."""
+    for mask in range(1 << (layers - 1)):
+        ends = [at + 1 for at in range(layers - 1) if mask >> at & 1] + [layers]
+        yield list(zip([0, *ends], ends, strict=False))
+
+
+def shares(stages: int, devices: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give so many devices to stages, each at least one."""
+    if stages == 1:
+        yield (devices,)
+        return
+    for own in range(1, devices - stages + 2):
+        yield from ((own, *rest) for rest in shares(stages - 1, devices - own))
+
+
+def figures(of: PlanningProblem, samples: float, tensor: int = 1, way: int = 0) -> list[tuple[float, float, float]]:
+    """Seconds, weight and message of each layer, without the planners' sums."""
+    division = next(each for each in of.divisions if each.tensor == tensor)
+    kept = division.kept[way]
+    speed = of.link.bytes_per_second
+    assert speed is not None
+    return [
+        (f.constant + samples * f.each + b.constant + samples * b.each, weight, samples * sent / speed)
+        for f, b, weight, sent in zip(division.forward, kept.backward, division.weight, division.boundary, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pipedream_and_dapple_find_the_least_slowest_stage(seed: int) -> None:
+    of = problem(seed, layers=6)
+    rows, speed = figures(of, 2.0), 4.0
+    least, blocks = [], []
+    for ranges in cuts(6):
+        for own in shares(len(ranges), 4) if len(ranges) <= 4 else ():
+            times = [sum(seconds for seconds, _, _ in rows[first:end]) for first, end in ranges]
+            sums = [
+                2 * (m - 1) * sum(w for _, w, _ in rows[a:b]) / speed for m, (a, b) in zip(own, ranges, strict=True)
+            ]
+            messages = [2 * rows[end - 1][2] for _, end in ranges[:-1]]
+            each = [max(t, s) / m for t, s, m in zip(times, sums, own, strict=True)]
+            least.append(max([*each, *messages]))
+            blocks.append(max([*(t / m for t, m in zip(times, own, strict=True)), *messages]))
+    chain = Chain(of, of.divisions[0], 2.0)
+    assert slowest(chain, 4)[0] == pytest.approx(min(least), rel=1e-12)
+    assert block_of(chain, 4)[0] == pytest.approx(min(blocks), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int) -> None:
+    of, count = problem(seed, layers=4, tight=seed % 2 == 1), 4
+    best = []
+    for ranges in cuts(4):
+        for own in shares(len(ranges), 4):
+            if any(n not in (1, 2, 4) for n in own):
+                continue
+            stages = [
+                stage(of, first, end, n, count, len(ranges) - number - 1)
+                for number, ((first, end), n) in enumerate(zip(ranges, own, strict=True))
+            ]
+            if None not in stages:
+                times = [each for each in stages if each is not None]
+                best.append(sum(times) + (count - 1) * max(times))
+    found = pipelined(of, count)
+    assert (found is None) == (not best)
+    if found is not None:
+        assert found[0] == pytest.approx(min(best), rel=1e-12)
+
+
+def stage(of: PlanningProblem, first: int, end: int, devices: int, count: int, after: int) -> float | None:
+    """The fastest way to run some layers on some devices, written anew."""
+    options = []
+    for division in of.divisions:
+        if devices % division.tensor:
+            continue
+        replicas = devices // division.tensor
+        samples = of.batch / count / replicas
+        for way, kept in enumerate(division.kept):
+            rows = figures(of, samples, division.tensor, way)[first:end]
+            weights = sum(weight for _, weight, _ in rows)
+            saved = samples * sum(kept.saved[first:end]) * min(after + 1, count)
+            if samples >= 1 and 4 * weights + saved + samples * 0.1 <= of.memory[4]:
+                sums = 2 * (replicas - 1) * weights / replicas / 4.0 / count
+                options.append(sum(seconds for seconds, _, _ in rows) + sums)
+    return min(options, default=None)
+
+
+def test_each_planner_answers_and_says_what_the_engine_lacks() -> None:
+    for seed in range(6):
+        of = problem(seed)
+        for name, plan in PUBLISHED.items():
+            answer = plan(of)
+            assert answer is not None, name
+            assert answer.planner == name
+            covered = [layer for first, last in answer.stages for layer in range(first, last + 1)]
+            assert covered == list(range(5)), name
+            if not answer.needs:
+                assert answer.world_size <= of.ranks, name
+                assert of.batch % (answer.data * answer.microbatches) == 0 or name == "pipedream", name
+            assert bool(answer.needs) == (len(set(answer.replicas)) > 1 or "divided" in "".join(answer.needs)), name
+
+
+def test_megatron_and_2bw_keep_to_memory_where_others_do_not_look() -> None:
+    of = problem(3, tight=True)
+    for name in ("megatron", "2bw"):
+        answer = PUBLISHED[name](of)
+        assert answer is None or (answer.peak_bytes or 0) <= of.memory[4]
