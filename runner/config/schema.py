@@ -155,7 +155,7 @@ class ParallelismConfig:
 
 @dataclass
 class PlannerConfig:
-    """Who chooses the layout of ``parallelism=auto``."""
+    """The planner that chooses the layout of ``parallelism=auto``."""
 
     name: str = "joint"
 

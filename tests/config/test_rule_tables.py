@@ -78,6 +78,8 @@ COMBINED: list[dict[str, Any]] = [
         {"zero.stage": 1}, {"compression.name": "fp16"}, {"optimizer.name": "adam8bit"}, {"trainer.ema_decay": 0.9},
         {"approximate_backward.name": "fewbit"},
     )),
+    {"parallelism.name": "auto", "parallelism.ranks": 0, "parallelism.search": "long"}, {"parallelism.ranks": 4},
+    {"planner.name": "dapple"}, {"planner.name": "nobody"},
     {"parallelism.sequence": True}, {"parallelism.sharding": {"a": "row"}},
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},

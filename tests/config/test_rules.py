@@ -34,7 +34,7 @@ BROKEN = [
     ("partition.name=best", "partition.name = best: must be one of auto, uniform, parameters, profile, memory, manual."),
     ("optimizer.name=adamww", f"optimizer.name = adamww: must be one of {', '.join(OPTIMIZERS)}. Try optimizer=adamw."),
     ("lr_scheduler.name=step", "lr_scheduler.name = step: must be one of constant, linear, cosine, warmup_decay."),
-    ("precision.name=fp8", "precision.name = fp8: must be one of fp32, bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp4_emulated."),
+    ("precision.name=fp8", "precision.name = fp8: must be one of fp32, fp64, bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp4_emulated."),
     ("precision.initial_scale=8", "precision.initial_scale = 8.0: belongs to fp16 and fp16_mixed. The precision fp32 has the range of fp32, so that its loss is not scaled. Try precision=fp16."),
     ("precision=bf16_master precision.growth_interval=7", "precision.growth_interval = 7: belongs to fp16 and fp16_mixed."),
     ("precision=fp16 precision.initial_scale=0", "precision.initial_scale = 0.0: must be a finite number above 0. Try precision.initial_scale=65536."),

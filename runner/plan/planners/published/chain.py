@@ -117,7 +117,7 @@ def answer_of(
         replicas, tensor: for each stage its replicas, and the ranks that divide each of them.
         microbatches: the micro-batches of a step and replica.
         kept: the name of each stage's way to keep.
-        seconds, peak_bytes: by the planner's own model.
+        seconds, peak_bytes: what the planner's own model says of a step and of the fullest rank.
     """
     needs = [*([_SHARED] if len(set(replicas)) > 1 else []), *([_DIVIDED] if len(set(tensor)) > 1 else [])]
     return PlanningAnswer(
