@@ -25,13 +25,14 @@ logger = logging.getLogger(__name__)
 _GROUPS = {each.name for each in shipped_conf().iterdir() if each.is_dir()}
 
 
-def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None) -> int:
+def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None, why: bool) -> int:
     """Print the layout that was found for ``runner plan``.
 
     Args:
         words: the command line, with ``parallelism=auto``.
         as_json: whether one JSON document is printed.
         recipe: the file into which the request is written; None: none.
+        why: whether the best plan with another value of each free key is told.
 
     Returns:
         3 if nothing fits.
@@ -42,7 +43,7 @@ def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None) -> i
     found = _found(words)
     if recipe is not None and found.chosen.fits:
         _write_recipe(Path(recipe), found)
-    print(json.dumps(_document(found), indent=2) if as_json else _text(found))
+    print(json.dumps(_document(found, why=why), indent=2) if as_json else _text(found, why=why))
     return EXIT_OK if found.chosen.fits else EXIT_DOES_NOT_FIT
 
 
@@ -126,24 +127,28 @@ def _misfit(found: FoundLayout) -> str:
     return misfit_line(found.chosen, found.problem, remedies(found))
 
 
-def _text(found: FoundLayout) -> str:
-    from runner.plan.planners.told import chosen_lines, runners_up_text
+def _text(found: FoundLayout, *, why: bool) -> str:
+    from runner.plan.planners.told import chosen_lines, other_value_lines, runners_up_text
 
     columns = screen.width()
     if not found.chosen.fits:
         return screen.wrapped(_misfit(found), columns)
     lines = chosen_lines(found.chosen, found.problem, found.words)
     told = [screen.wrapped(line, columns, "  ") for line in lines[:-1]]
-    return "\n".join([*told, lines[-1], runners_up_text(found.chosen, columns)]).rstrip("\n")
+    table = runners_up_text(found.chosen, columns).rstrip("\n")
+    others = (
+        ["the best plan with another value, of those that were made:", *other_value_lines(found.chosen)] if why else []
+    )
+    return "\n".join([*told, lines[-1], *([table] if table else []), *others])
 
 
-def _document(found: FoundLayout) -> dict[str, Any]:
-    from runner.plan.planners.told import chosen_document
+def _document(found: FoundLayout, *, why: bool) -> dict[str, Any]:
+    from runner.plan.planners.told import chosen_document, other_values
 
     document = found.chosen.best.plan.to_json() | chosen_document(found.chosen, found.words)
     if not found.chosen.fits:
         document["problems"] = [_misfit(found)]
-    return document
+    return document | ({"why": other_values(found.chosen)} if why else {})
 
 
 def _write_recipe(file: Path, found: FoundLayout) -> None:

@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> int:
         return compare(arguments.words, as_json=as_json)
     if asks_for_layout(arguments.words):
         raise_problems(arguments.problems)
-        return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"))
+        return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"), why=why)
     try:
         plan = _shown_under_way(arguments)
     except RequestError as error:

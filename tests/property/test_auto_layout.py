@@ -130,6 +130,12 @@ def test_every_planner_is_judged_alike(capsys: pytest.CaptureFixture[str]) -> No
     assert own["step_seconds"] == next(row["step_seconds"] for row in rows if row["planner"] == "megatron")
 
 
+def test_another_value_of_each_key_is_no_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned([*_AUTO, "--why"], capsys)
+    assert {row["key"] for row in found["why"]} >= {"pipeline", "schedule"}
+    assert all(row["step_seconds"] >= found["step_seconds"] * 0.999 for row in found["why"])
+
+
 def test_five_lines_and_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "conf" / "recipe").mkdir(parents=True)
     assert main(["plan", *_AUTO, "--write", "conf/recipe/found.yaml"]) == 0

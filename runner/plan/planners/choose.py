@@ -73,6 +73,7 @@ class Chosen:
         evaluated: candidates that were played.
         complete: whether no limit of work ended the search.
         refusals: why answers could not be planned.
+        planned: every answer that was planned.
     """
 
     best: Choice
@@ -81,6 +82,7 @@ class Chosen:
     evaluated: int = 0
     complete: bool = True
     refusals: list[Problem] = field(default_factory=list)
+    planned: list[Choice] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -122,6 +124,7 @@ def choose(
     best, *others = _confirmed([best, *chooser.others(best)], confirm, chooser.cost)
     found.best, found.searched, found.evaluated = best, chooser.searched, chooser.evaluated
     found.runners_up = sorted(others, key=lambda each: (not each.plan.fits, chooser.cost(each)))
+    found.planned = chooser.planned
     return found
 
 
@@ -157,6 +160,11 @@ class _Chooser:
         self.searched = self.evaluated = 0
         self.complete = True
         self.refusals: list[Problem] = []
+
+    @property
+    def planned(self) -> list[Choice]:
+        """Every answer that was planned."""
+        return [each for each in self._plans.values() if each is not None]
 
     def chosen_problems(self) -> list[Problem]:
         """Why nothing could be planned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.config.units import format_bytes, format_seconds
@@ -12,7 +12,14 @@ from runner.plan.planners.values import PlanningProblem
 from runner.plan.render import table_text
 from runner.plan.values import RunPlan
 
-__all__ = ["chosen_document", "chosen_lines", "misfit_line", "runners_up_text"]
+__all__ = [
+    "chosen_document",
+    "chosen_lines",
+    "misfit_line",
+    "other_value_lines",
+    "other_values",
+    "runners_up_text",
+]
 
 
 def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str]) -> list[str]:
@@ -89,6 +96,39 @@ def _memory(plan: RunPlan) -> str:
     rank = peaks.index(max(peaks))
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.rank_parts[rank].as_dict().items() if size)
     return f"at most {format_bytes(peaks[rank])} of {format_bytes(plan.memory_limit_bytes)} (rank {rank}: {parts})"
+
+
+def other_values(chosen: Chosen) -> list[dict[str, Any]]:
+    """For each free key the best plan with another value, of all that were planned; each with its step."""
+    best, found = chosen.best, []
+    for name, value in _VALUES.items():
+        others = [each for each in chosen.planned if each.plan.fits and value(each) != value(best)]
+        if others:
+            other = min(others, key=lambda each: each.seconds)
+            found.append(
+                {"key": name, "value": value(other), "step_seconds": other.seconds, "overrides": _words(other.keys)}
+            )
+    return found
+
+
+def other_value_lines(chosen: Chosen) -> list[str]:
+    """The same as lines."""
+    return [
+        f"{row['key']} {row['value']}: {format_seconds(row['step_seconds'])} a step, "
+        f"{row['step_seconds'] / chosen.best.seconds - 1:+.1%}"
+        for row in other_values(chosen)
+    ]
+
+
+_VALUES: dict[str, Callable[[Choice], Any]] = {
+    "pipeline": lambda choice: choice.answer.pipeline,
+    "data": lambda choice: choice.answer.data,
+    "tensor": lambda choice: choice.answer.tensor,
+    "schedule": lambda choice: choice.answer.order.schedule if choice.answer.order is not None else "none",
+    "micro-batches": lambda choice: choice.answer.microbatches,
+    "recomputation": lambda choice: _kept(choice),
+    "ZeRO": lambda choice: choice.answer.zero or "none",
+}
 
 
 def runners_up_text(chosen: Chosen, width: int) -> str:
