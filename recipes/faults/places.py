@@ -71,7 +71,7 @@ PLACES = {
         Place("phase ranks", "command", Part.START, target=f"{_START}:run_ranks"),
         Place("phase poll", "command", Part.STEPS, 30, target="runner.launch.local.supervise:_end_overdue"),
         Place("phase outcome", "command", Part.END, target="runner.launch.local.ranks:_outcome"),
-        Place("phase table", "command", Part.END, target=f"{_START}:_show"),
+        Place("phase table", "command", Part.END, target=f"{_START}:show"),
         Place("phase import", "template", Part.START, target="runner.launch.local.template:import_all"),
         Place("phase fork", "template", Part.START, target="runner.launch.local.template:_is_alone"),
         Place("phase rank", "rank", Part.START),

@@ -46,7 +46,7 @@ def test_groups_sections_and_keys(tmp_path: Path) -> None:
 
 
 def test_flags(tmp_path: Path) -> None:
-    assert completed("runner plan --w", tmp_path) == ["--why "]
+    assert completed("runner plan --w", tmp_path) == ["--why ", "--write "]
     assert completed("runner plan model=gpt --he", tmp_path) == ["--help "]
 
 

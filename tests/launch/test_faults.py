@@ -113,10 +113,10 @@ def test_ctrl_c_ends_the_run(tmp_path: Path, phase: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 176 kB."""
+    """A file system of 208 kB."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=176k", "none", place], capture_output=True, check=False)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=208k", "none", place], capture_output=True, check=False)
     if made.returncode:
         pytest.skip("no file system can be mounted here")
     yield place
@@ -127,7 +127,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"
     if full_at == "start":
-        (small_disk / "ballast").write_bytes(bytes(176_000 - 8192))
+        (small_disk / "ballast").write_bytes(bytes(208_000 - 8192))
     in_parts = f"checkpoint.asynchronous={str(full_at == 'part').lower()}"
     done = train(make_directory(tmp_path), "model.kwargs.width=128", f"run_dir={run}", in_parts)
     assert done.returncode == 1, done.stderr

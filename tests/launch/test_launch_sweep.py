@@ -33,8 +33,8 @@ def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
     assert records[2].config["optimizer"]["lr"] == 2.0  # so that a table has a place for it
     assert not (tmp_path / "s" / "2" / "config.yaml").exists()
     rows = [line.split() for line in out.splitlines()]
-    assert ["0", "seed=0", "lr=2", "failed", "-", "-", "-"] in rows
-    assert ["1", "*", "seed=0", "lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
+    assert ["0", "seed=0", "lr=2", "failed", "-", "-"] in [row[:6] for row in rows]
+    assert ["1", "*", "seed=0", "lr=0.5", "ok", "0.5", "100", "ms"] in [row[:8] for row in rows]
     assert "0: rank 0 (stage 0, layers 0..7) died: SIGSEGV" in out
 
 

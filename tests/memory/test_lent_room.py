@@ -28,7 +28,7 @@ SCALARS = 64
 def no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of other layouts, with which a plan is compared, take most of the time."""
     monkeypatch.setattr("runner.plan.make.misfit", lambda *_, **__: Problem("memory_limit", 0, "is exceeded"))
-    monkeypatch.setattr("runner.plan.make.compare_without_pipeline", lambda *_: None)
+    monkeypatch.setattr("runner.plan.make.compare_without_pipeline", lambda *_, **__: None)
 
 
 def planned(profile: ModelProfile, *words: str) -> RunPlan:

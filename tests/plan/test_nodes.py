@@ -29,9 +29,9 @@ def test_one_device_fits_whatever_the_nodes() -> None:
 def test_an_override_to_fewer_ranks_takes_fewer_nodes() -> None:
     config = on_nodes(3, pipeline=3)
     config.data.batch_size = config.schedule.microbatches = 1
-    (line,) = [line for line in make_plan(config, BLOCKS).advice if "pipelining" in line]
+    (line,) = [line for line in make_plan(config, BLOCKS).advice if "pipeline" in line]
     assert "data parallelism over 3 devices would have more replicas than samples" in line
-    assert line.endswith("schedule.microbatches=1 launcher.nodes=1.")
+    assert "schedule.microbatches=1 launcher.nodes=1" in line
 
 
 def test_what_does_not_fit_is_told_with_its_size() -> None:

@@ -15,7 +15,6 @@ from runner.config.rules.sections import rules
 from runner.config.schema import PlannerConfig, RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.plan.layout.batches import largest_microbatch
-from runner.plan.planners.problem import SAVED_OPS, ProfiledSizes, interpolated
 from runner.plan.requested_schedule import resolve_request, schedule_problems
 from runner.plan.search.trials import changed_by
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from runner.plan.draft import Machine
     from runner.plan.planners.choose import Chosen
     from runner.plan.planners.joint import Family
+    from runner.plan.planners.problem import ProfiledSizes
     from runner.plan.planners.values import PlanningAnswer, PlanningProblem
     from runner.plan.values import RunPlan
     from runner.profile import ModelProfile
@@ -332,6 +332,8 @@ class LayoutJudge:
 
     def plan(self, keys: Mapping[str, Any]) -> RunPlan:
         """The plan of the request with these keys, by seconds between those of the profiled sizes."""
+        from runner.plan.planners.problem import SAVED_OPS, interpolated
+
         config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
         if config.parallelism.tensor == 1:
             config.parallelism = replace(config.parallelism, sharding=None, sequence=False)

@@ -76,6 +76,12 @@ UNREAD: tuple[Unread, ...] = (
         "One rank holds the whole model, which is not cut",
         "parallelism.pipeline=2",
     ),
+    Unread(
+        ("parallelism.search",),
+        lambda c, _: c.parallelism.name != "auto",
+        "The layout is named, and not looked for",
+        "parallelism=auto",
+    ),
     Unread(("transport", "data.check_every"), _one_rank, _ONE_RANK, "parallelism.pipeline=2"),
     Unread(
         tuple(f"hardware.{key}" for key in ("link_bytes_per_second", "link_latency_seconds", "devices_per_node")),
