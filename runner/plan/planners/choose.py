@@ -26,7 +26,7 @@ Judge = Callable[[Mapping[str, Any]], RunPlan]
 Refuses = Callable[[Family], bool]
 """Whether a rule forbids a layout with an order and ZeRO, whatever the cut."""
 
-_ATTEMPTS = 3  # plans of one family, each with what the one before needed more than was estimated
+_ATTEMPTS = 6  # plans of one family, each with what the one before needed more than was estimated
 _PLAIN = "1f1b"
 _UNSURE = 1.05  # times the best plan's step: what is estimated to be longer is not planned
 

@@ -32,7 +32,9 @@ def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str])
     """
     best = chosen.best
     idle = problem.ranks - best.answer.world_size
-    unused = f"; {idle} of {problem.ranks} ranks would only make it slower" if idle else ""
+    unused = (
+        f"; {idle} of {problem.ranks} ranks stay idle: nothing with more was found to fit and be faster" if idle else ""
+    )
     return [
         f"parallelism=auto: {_layout(best)}{unused}",
         f"why: {_why(chosen, problem)}",
