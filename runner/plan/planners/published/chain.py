@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 
 from runner.plan.planners.values import Division, PlanningAnswer, PlanningProblem
 
-__all__ = ["Chain", "answer_of", "divisors", "even_cut", "powers_of_two"]
+__all__ = ["Chain", "answer_of", "divisors", "even_cut", "least_slowest", "powers_of_two"]
 
 Stages = tuple[tuple[int, int], ...]
 
@@ -72,6 +73,31 @@ class Chain:
         """Seconds of the sum of a range's gradients over replicas, in a ring."""
         size = self.total("gradient", first, end)
         return 2 * (replicas - 1) * self.problem.link.seconds(size / replicas) if replicas > 1 else 0.0
+
+
+def least_slowest(
+    chain: Chain, devices: int, stage_seconds: Callable[[int, int, int], float]
+) -> tuple[float, Stages, tuple[int, ...]]:
+    """The least slowest stage or message on exactly so many devices, with the stages and the replicas of each.
+
+    Args:
+        chain: the layers.
+        devices: the number of devices.
+        stage_seconds: seconds of a stage, by its first layer, its end and its replicas.
+    """
+
+    @cache
+    def best(end: int, left: int) -> tuple[float, Stages, tuple[int, ...]]:
+        found: tuple[float, Stages, tuple[int, ...]] = stage_seconds(0, end, left), ((0, end - 1),), (left,)
+        for cut in range(1, end):
+            for own in range(1, left):
+                before, stages, replicas = best(cut, left - own)
+                worst = max(before, 2 * chain.message(cut), stage_seconds(cut, end, own))
+                if worst < found[0]:
+                    found = worst, (*stages, (cut, end - 1)), (*replicas, own)
+        return found
+
+    return best(len(chain.problem.layers), devices)
 
 
 def divisors(number: int) -> list[int]:

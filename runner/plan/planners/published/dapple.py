@@ -9,9 +9,7 @@ Source: Fan et al. 2021, DAPPLE, and its public planner's form (reconstruction).
 
 from __future__ import annotations
 
-from functools import cache
-
-from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["block_of", "length", "plan"]
@@ -45,20 +43,7 @@ def plan(problem: PlanningProblem) -> PlanningAnswer:
 
 def block_of(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:
     """The least slowest stage or message on exactly so many devices, with the stages and their replicas."""
-    layers = len(chain.problem.layers)
-
-    @cache
-    def best(end: int, left: int) -> tuple[float, Stages, tuple[int, ...]]:
-        found: tuple[float, Stages, tuple[int, ...]] = chain.seconds(0, end) / left, ((0, end - 1),), (left,)
-        for cut in range(1, end):
-            for own in range(1, left):
-                before, stages, replicas = best(cut, left - own)
-                worst = max(before, 2 * chain.message(cut), chain.seconds(cut, end) / own)
-                if worst < found[0]:
-                    found = worst, (*stages, (cut, end - 1)), (*replicas, own)
-        return found
-
-    return best(layers, devices)
+    return least_slowest(chain, devices, lambda first, end, own: chain.seconds(first, end) / own)
 
 
 def length(chain: Chain, stages: Stages, replicas: tuple[int, ...], microbatches: int, aside: int) -> float:

@@ -8,9 +8,7 @@ Source: Narayanan et al. 2019, PipeDream (section 3.1; reconstruction of the pap
 
 from __future__ import annotations
 
-from functools import cache
-
-from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["plan", "slowest"]
@@ -48,17 +46,4 @@ def stage_seconds(chain: Chain, first: int, end: int, replicas: int) -> float:
 
 def slowest(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:
     """The least seconds of the slowest stage on exactly so many devices, with the stages and their replicas."""
-    layers = len(chain.problem.layers)
-
-    @cache
-    def best(end: int, left: int) -> tuple[float, Stages, tuple[int, ...]]:
-        found: tuple[float, Stages, tuple[int, ...]] = stage_seconds(chain, 0, end, left), ((0, end - 1),), (left,)
-        for cut in range(1, end):
-            for own in range(1, left):
-                before, stages, replicas = best(cut, left - own)
-                worst = max(before, 2 * chain.message(cut), stage_seconds(chain, cut, end, own))
-                if worst < found[0]:
-                    found = worst, (*stages, (cut, end - 1)), (*replicas, own)
-        return found
-
-    return best(layers, devices)
+    return least_slowest(chain, devices, lambda first, end, own: stage_seconds(chain, first, end, own))
