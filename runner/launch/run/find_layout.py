@@ -342,7 +342,9 @@ class LayoutJudge:
             setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know
         degrees, sizes = config.parallelism, self._sizes
         samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.computed_microbatches)
-        known = degrees.tensor in sizes and config.precision == self._config.precision
+        # Measuring is what takes long. What is saved need not be in proportion: autocast saves casts of weights, too.
+        measured = all(each.seconds_source == "measured" for each in sizes.get(degrees.tensor, ()))
+        known = degrees.tensor in sizes and measured and config.precision == self._config.precision
         return self._plan(config, interpolated(sizes[degrees.tensor], samples) if known else None)
 
     def typed(self, keys: Mapping[str, Any]) -> RunPlan:
