@@ -74,8 +74,8 @@ OPTIMIZED = {
 COUNTED = {"counted": (*DATA, "schedule.microbatches=2", "zero.stage=2", "loss.target=user_code:counted")}
 TWO = {**EXACT, **(DRIVE if has_libaio() else {}), **NARROW, **LATE, **BYTES, **PEAKS, **OPTIMIZED, **COUNTED}
 
-GRID = (*CLIPPED, "parallelism.pipeline=2")
-FROZEN = (*GRID, "partition=manual", "partition.boundaries=[4]", "trainer.freeze=[0.*]")
+GRID = (*CLIPPED, "parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]")  # one cut for all: of sizes
+FROZEN = (*GRID, "trainer.freeze=[0.*]")
 FOUR = {
     "grid_0": (*GRID, "zero.stage=0"),
     "bytes_grid": GRID,

@@ -63,6 +63,7 @@ class LogitsWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, name: str) -> Any:
         def note(module: nn.Module, given: Any, made: Tensor) -> None:
+            self._read.discard(id(made))  # of a tensor that is gone and was at this address before
             self._made.append((name, made, made._version))
 
         return note
