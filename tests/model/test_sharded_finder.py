@@ -181,16 +181,23 @@ def test_a_trace_serves_other_sizes() -> None:
 def test_each_rank_drops_its_part_of_what_one_process_drops(way: str) -> None:
     """Dropout of scores and of hidden features, divided, and then of a whole value and of packed features.
 
-    Attention whose scores have samples and heads as one axis stays whole where it has dropout.
+    Where scores have samples and heads as one axis, a rank's part of the mask is its heads of each sample.
     """
-    parts = 2 if way == "merged" else 3
     model = nn.Sequential(blocks(1, way, dropout=0.4), nn.Dropout(0.5), Mlp("packed", dropout=0.3)).double()
     programs = trace(model, batch(), "model")
     for degree, training in ((2, True), (4, True), (2, False)):
         result = compared(model, batch(), degree, training=training, programs=programs)
         assert result.error < EQUAL
-        assert [dropout.exact for dropout in result.divided.dropouts] == [True] * parts
-        assert result.forward == result.backward == ["all_reduce"] * parts
+        assert [dropout.exact for dropout in result.divided.dropouts] == [True] * 3
+        assert result.forward == result.backward == ["all_reduce"] * 3
+
+
+def test_a_trace_with_dropout_of_merged_scores_serves_other_sizes() -> None:
+    model = blocks(1, "merged", dropout=0.4)
+    programs = trace(model, batch(), "model")
+    result = compared(model, torch.randn(2, 9, WIDTH, dtype=torch.float64), 2, training=True, programs=programs)
+    assert result.error < EQUAL
+    assert len(result.divided.dropouts) == 2
 
 
 def test_dropout_inside_attention_is_told() -> None:

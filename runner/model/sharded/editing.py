@@ -86,8 +86,10 @@ class ProgramEditor(Emitter):
         if split.pieces == 1:
             mask = self.call(torch.ops.runner_shards.own.default, mask, dim, group)
         else:
-            apart = [*sizes[:dim], self._count(split), -1, *sizes[dim + 1 :]]
-            mask = self.call(_ATEN.reshape.default, mask, apart)
+            block = self._old.shape_of(whole)[dim] // split.pieces
+            known = not self._old.is_unknown(block)  # the code says the size of a block, or how many there are
+            apart = [-1, block] if known else [self._count(split), -1]
+            mask = self.call(_ATEN.reshape.default, mask, [*sizes[:dim], *apart, *sizes[dim + 1 :]])
             mask = self.call(torch.ops.runner_shards.own.default, mask, dim + 1, group)
             mask = self.call(_ATEN.reshape.default, mask, [*sizes[:dim], -1, *sizes[dim + 1 :]])
         return self.call(_ATEN.mul.Tensor, value, mask)
