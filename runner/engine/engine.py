@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
 from runner.engine.asks import SAVE, STOP
 from runner.engine.context import RankContext, RankView
@@ -118,7 +119,7 @@ class Engine:
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
         self._stop_requested = self._save_requested = False
-        self._states_of_buffers: list[tuple[int, int]] = []  # before the last step
+        self._states_of_buffers: list[tuple[WeakIdRef, int]] = []  # before the last step
         self._stream = RankStream(view, training, forward_only, options.microbatches)
         self.stores = make_stores(self.stages, schedule, prediction)
         self.waves = make_waves(self.stages, schedule, transport, view.replicas)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import TypeAlias
 
 import torch
+from torch.utils.weak import WeakIdRef
 
 from runner.engine.context import RankContext
 from runner.engine.executor import Executor
@@ -211,6 +212,6 @@ def copy_buffers(stages: Stages) -> BufferSnapshot:
     return ChangedBuffers(stages.values()).snapshot()
 
 
-def states_of_buffers(stages: Stages) -> list[tuple[int, int]]:
+def states_of_buffers(stages: Stages) -> list[tuple[WeakIdRef, int]]:
     """The identity of each buffer and how often it was changed, to see whether forwards have changed one."""
-    return [(id(value), value._version) for module in stages.values() for value in module.buffers()]
+    return [(WeakIdRef(value), value._version) for module in stages.values() for value in module.buffers()]

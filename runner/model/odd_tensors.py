@@ -20,7 +20,7 @@ from runner.errors import Problem
 from runner.model.buffers import overlaps
 from runner.model.dense_parts import SPARSE_LAYOUTS
 
-__all__ = ["NamedModule", "changing_memory", "made_ready", "odd_problems"]
+__all__ = ["NamedModule", "made_ready", "odd_problems"]
 
 
 class NamedModule(Protocol):
@@ -119,8 +119,3 @@ def _over_weights(given: Iterable[tuple[NamedModule, nn.Module]], target: str) -
 def _memory(tensor: Tensor) -> int:
     """What tensors over the same memory have in common; sparse tensors have memory of their own."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)
-
-
-def changing_memory(buffers: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
-    """For the memory of each buffer: an object that holds it, and how often that was changed."""
-    return {_memory(buffer): (id(buffer), buffer._version) for buffer in buffers}

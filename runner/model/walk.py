@@ -107,14 +107,14 @@ class Walk:
         parts: the contents of containers, attributes, generators and arrays.
         tensors: the tensors that have a memory, with their names, by keys.
         instead: copies of objects that cannot be changed back, by the objects' numbers.
-        traces: what can only be seen to have changed: its name, itself, and what tells it.
+        traces: what can only be seen to have changed: its name, itself, and the objects that tell it.
     """
 
     def __init__(self, objects: Iterable[tuple[str, Any]], most_bytes: int) -> None:
         self.parts: list[Part] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.instead: dict[int, Any] = {}
-        self.traces: list[tuple[str, Any, Any]] = []
+        self.traces: list[tuple[str, Any, list[Any]]] = []
         self._left = most_bytes
         self._seen: dict[int, Any] = {}  # the objects stay alive, and so do their numbers
         self._open = [*objects][::-1]
@@ -123,7 +123,7 @@ class Walk:
 
     def lost(self) -> list[str]:
         """The names of what has gone on and cannot be put back."""
-        return [name for name, value, before in self.traces if _trace_of(value) != before]
+        return [name for name, value, before in self.traces if not _are_same(_trace_of(value), before)]
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, _FIXED) or id(value) in self._seen or any(value is each for each in _OF_PROCESS):
@@ -305,12 +305,12 @@ def _set_generator(generator: torch.Generator, state: bytes) -> None:
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _trace_of(value: Any) -> Any:
+def _trace_of(value: Any) -> list[Any]:
     """What tells that a generator or an open file has gone on."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
-        return None if frame is None else (frame.f_lasti, {name: id(each) for name, each in frame.f_locals.items()})
-    return None if value.closed or not value.seekable() else value.tell()
+        return [] if frame is None else [frame.f_lasti, *itertools.chain(*frame.f_locals.items())]
+    return [] if value.closed or not value.seekable() else [value.tell()]
 
 
 def _slots(kind: type) -> Iterator[str]:

@@ -34,8 +34,9 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.copies: dict[int, Tensor] = {}
         self._keys: dict[int, list[int]] = defaultdict(list)
-        for key, tensor in self.watched.items():
-            self._keys[tensor.untyped_storage()._cdata].append(key)
+        self._memories = [tensor.untyped_storage() for tensor in self.watched.values()]  # which `.data =` would free
+        for key, memory in zip(self.watched, self._memories, strict=True):
+            self._keys[memory._cdata].append(key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -37,13 +37,13 @@ class FactorProfiler:
     ) -> tuple[FillProfile, ...]:
         """The sums and inversions of these layers; one forward shows their sizes."""
         found: list[FillProfile] = []
-        inputs: set[int] = set()
+        inputs: dict[int, Any] = {}  # memory stays, so that no other takes its place
 
         def see(layer: nn.Linear, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             taken = given[0] if given else named["input"]
-            storage = taken.untyped_storage()._cdata
-            kept = 0 if storage in inputs else taken.numel() * taken.element_size()
-            inputs.add(storage)
+            storage = taken.untyped_storage()
+            kept = 0 if storage._cdata in inputs else taken.numel() * taken.element_size()
+            inputs[storage._cdata] = storage
             rows = taken.numel() // layer.in_features
             found.extend(_of_layer(rows, factor_sizes(layer), (kept, output.numel() * output.element_size())))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.model.dense_parts import SPARSE_LAYOUTS
 from runner.model.layers import LayerSource
-from runner.model.odd_tensors import changing_memory
 from runner.profile import OddWeight
 
 __all__ = ["OddTensors"]
@@ -19,13 +22,19 @@ __all__ = ["OddTensors"]
 class OddTensors:
     """Sees every layer before it is converted, and again after its forward.
 
+    A layer may be gone when the next one is built, and its tensors' places are then taken by others': tensors and
+    memory are told by numbers that are never used again.
+
     Attributes:
         weights: the weights that are complex, have no elements or were not made in fp32.
     """
 
     def __init__(self) -> None:
         self.weights: list[OddWeight] = []
-        self._seen: set[int] = set()
+        self._seen = WeakIdKeyDictionary()
+        self._numbers = WeakIdKeyDictionary()
+        self._next = itertools.count()
+        self._held: list[Tensor] = []  # the buffers of the layer that was seen last
         self._before: dict[int, tuple[int, int]] = {}
         self._changed: set[int] = set()
         self._users: dict[int, set[int]] = defaultdict(set)  # memory of a buffer: the layers that use it
@@ -39,28 +48,43 @@ class OddTensors:
         """
         for name, parameter in module.named_parameters():
             plain = parameter.dtype is torch.float32 and parameter.numel()
-            if not plain and id(parameter) not in self._seen:
-                self._seen.add(id(parameter))
+            if not plain and parameter not in self._seen:
+                self._seen[parameter] = True
                 dtype = str(parameter.dtype).removeprefix("torch.")
                 full = source.full_name(name)
                 self.weights.append(OddWeight(full, dtype, parameter.numel(), parameter.requires_grad))
         for name, buffer in module.named_buffers():
             if buffer.layout in SPARSE_LAYOUTS and detect_fake_mode(buffer) is not None:
                 raise RuntimeError(f"{source.full_name(name)} is sparse: how many elements it has is not known")
-            (memory,) = changing_memory([buffer])
+            memory = self._memory(buffer)
             self._users[memory].add(source.index)
             self._names.setdefault(memory, source.full_name(name))
-        self._before = changing_memory(module.buffers())
+        self._held = list(module.buffers())
+        self._before = self._states(self._held)
 
     def changed(self, source: LayerSource, module: nn.Module) -> None:
         """Note which buffers the forward of the layer that was seen last has changed, put in their place, or made."""
-        after = changing_memory(module.buffers())
+        after = self._states(module.buffers())
         self._changed |= {memory for memory, state in self._before.items() if after.get(memory) != state}
         for name, buffer in module.named_buffers():
-            (memory,) = changing_memory([buffer])
+            memory = self._memory(buffer)
             if memory not in self._before:
                 self._names[memory] = source.full_name(name)
                 self._changed.add(memory)
+
+    def _states(self, buffers: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
+        """For the memory of each buffer: an object that holds it, and how often that was changed."""
+        return {self._memory(buffer): (self._number(buffer), buffer._version) for buffer in buffers}
+
+    def _memory(self, tensor: Tensor) -> int:
+        """What tensors over the same memory have in common; sparse tensors have memory of their own."""
+        return self._number(tensor.untyped_storage() if tensor.layout is torch.strided else tensor)
+
+    def _number(self, value: Any) -> int:
+        if value not in self._numbers:
+            self._numbers[value] = next(self._next)
+        number: int = self._numbers[value]
+        return number
 
     def changed_buffers(self) -> tuple[str, ...]:
         """The first names of buffers that a forward changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -44,14 +45,14 @@ class Stash:
     """
 
     def __init__(self, stays: Iterable[Tensor]) -> None:
-        self._stays = {_memory_of(tensor) for tensor in dense_parts(stays)}
+        self._stays = WeakSet(tensor.untyped_storage() for tensor in dense_parts(stays))  # a forward may drop a buffer
         self._slots: list[_Slot] = []
         self._places: list[_Place] = []
         self._boundary: list[tuple[Tensor, _Place]] = []
 
     def pack(self, tensor: Tensor) -> _Slot:
         slot = _Slot(tensor.detach())
-        if tensor.layout is torch.strided and _memory_of(tensor) not in self._stays:  # what is sparse stays
+        if tensor.layout is torch.strided and tensor.untyped_storage() not in self._stays:  # what is sparse stays
             self._slots.append(slot)
         return slot
 
@@ -73,7 +74,7 @@ class Stash:
             return _Place(number, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
         self._places = [place(slot.tensor) for slot in self._slots if slot.tensor is not None]
-        own = [tensor for tensor in boundary if _memory_of(tensor) not in self._stays]
+        own = [tensor for tensor in boundary if tensor.untyped_storage() not in self._stays]
         self._boundary = [(tensor, place(tensor.detach())) for tensor in own]
         for slot in self._slots:
             slot.tensor = None

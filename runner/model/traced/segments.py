@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from runner.model.boundary import call_arguments, flatten
 from runner.model.traced.cuts import align, crossing, is_random, module_path
 from runner.model.traced.operators import Program
-from runner.model.traced.structure import structure_of_graph
+from runner.model.traced.structure import Itself, structure_of_graph
 
 __all__ = ["Segment", "split"]
 
@@ -88,7 +88,7 @@ class Segment(nn.Module):
         part = self._parts[self.training]
         weights = [form_of(getattr(*self._owners[name])) for name in part.weights]
         constants = [form_of(constant) for constant in part.constants]
-        ends = part.takes_state, part.gives_state, id(self._entry), id(self._output_specs)
+        ends = part.takes_state, part.gives_state, Itself(self._entry), Itself(self._output_specs)
         return tuple(held), tuple(weights), tuple(constants), structure_of_graph(part.run), ends
 
     def forward(self, value: Any) -> Any:

@@ -22,8 +22,7 @@ class OptimizerBackup:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._copies: dict[int, Tensor] = {}  # reused from step to step
-        self._saved: list[tuple[Tensor, Tensor]] = []
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}  # each with its copy, which is reused from step to step
         self._entries: dict[Tensor, dict[str, Any]] = {}
         self._settings: list[dict[str, Any]] = []
 
@@ -31,16 +30,15 @@ class OptimizerBackup:
     def save(self) -> None:
         """Copy weights, states and settings (learning rate, …) as they are now."""
         self._settings = settings_of(self._optimizer)
-        self._saved = [(weight, self._copy(weight)) for weight in self._weights()]
-        self._entries = {}
-        for weight, state in self._states().items():
-            self._saved += [(value, self._copy(value)) for value in state.values() if isinstance(value, Tensor)]
-            self._entries[weight] = dict(state)
+        states = self._states()
+        kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
+        self._saved = {id(value): (value, self._copy(value)) for value in (*self._weights(), *kept)}
+        self._entries = {weight: dict(state) for weight, state in states.items()}
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore weights and states in place; states that the step created are removed. Settings are not restored."""
-        for value, copy in self._saved:
+        for value, copy in self._saved.values():
             value.copy_(copy)
         states = self._states()
         for weight in list(states):
@@ -67,6 +65,5 @@ class OptimizerBackup:
         return inner.state
 
     def _copy(self, value: Tensor) -> Tensor:
-        if id(value) not in self._copies:
-            self._copies[id(value)] = torch.empty_like(value)
-        return self._copies[id(value)].copy_(value)
+        _, copy = self._saved.get(id(value)) or (value, torch.empty_like(value))
+        return copy.copy_(value)
