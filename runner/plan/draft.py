@@ -152,6 +152,7 @@ def _memory_needs(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],
         temporaries=temporaries,
         lingering=lingering,
+        whole_temporaries=kind.halves(weight_widths(config)[1]) if kind.whole_matrices else 0,
         norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
         at_once=kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),

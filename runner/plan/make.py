@@ -38,7 +38,7 @@ from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.predict import Swap, predict_time, stage_costs
-from runner.plan.time.tensor import exchanged_bytes, norm_bytes
+from runner.plan.time.tensor import exchanged_bytes, update_bytes
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -395,8 +395,8 @@ def _tensor_bytes(draft: Draft, stages: Stages, schedule: Schedule) -> float | N
     ):
         return None
     steps = draft.config.data.batch_size / draft.profile.samples
-    norms = draft.layout.data * len(schedule.rows) * norm_bytes(draft.config, draft.profile, ranks)
-    return ranks * (exchanged_bytes(draft.profile, ranks) * steps + norms)
+    updates = draft.layout.data * len(schedule.rows) * update_bytes(draft.config, draft.profile, ranks)
+    return ranks * (exchanged_bytes(draft.profile, ranks) * steps + updates)
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

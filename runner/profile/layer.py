@@ -322,6 +322,7 @@ class LayerProfile:
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
         trained_shapes: the shapes of its trainable parameters; empty = not known.
+        elsewhere_bytes: the gradient of the largest matrix among them that ranks divide, without this rank's part.
         moves: what is moved to the host's memory and back. A measured profile has none;
             :func:`runner.memory.solve.adjust.adjusted` writes it.
         copied_bytes: the part of ``saved_bytes`` that is copies of running statistics, from which layers run again;
@@ -377,6 +378,7 @@ class LayerProfile:
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
+    elsewhere_bytes: int = 0
     moves: LayerMoves = LayerMoves()
     copied_bytes: int = 0
     home_weight_bytes: int = 0

@@ -162,7 +162,7 @@ class ModelProfile:
         busy_share: the share of a core that other work took meanwhile.
         parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
             them that are trained.
-        divided_dims: the number of dimensions of each weight that ranks divide, of those that are trained.
+        divided_shapes: the shape of the part of each weight that ranks divide, of those that are trained.
         whole_weights: where ranks divide layers: the weights that were looked at and stay whole, each with the reason.
         divided_logits: the layer whose logits stay divided in training, because the loss takes parts; empty: none does.
         gathered_logits: a layer of which all ranks put the features together; empty: none is.
@@ -201,7 +201,7 @@ class ModelProfile:
     busy_share: float = 0.0
     parameters_elsewhere: int = 0
     trained_elsewhere: int = 0
-    divided_dims: tuple[int, ...] = ()
+    divided_shapes: tuple[tuple[int, ...], ...] = ()
     whole_weights: tuple[str, ...] = ()
     divided_logits: str = ""
     gathered_logits: str = ""

@@ -15,6 +15,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.dense_parts import num_bytes_of
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
+from runner.optim.states.whole_norms import part_of
 from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
 from runner.profiling.backward_scan import (
     as_leaf,
@@ -34,6 +35,8 @@ from runner.profiling.saved_scan import ForwardScan, scan_forward
 from runner.profiling.split_scan import split_figures
 
 __all__ = ["boundary_tensors", "num_bytes", "profile_call"]
+
+_MATRIX = 2
 
 
 def profile_call(
@@ -127,7 +130,14 @@ def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor
         "gradient_bytes": num_bytes(trained),
         "largest_parameter_bytes": max(map(num_bytes, trained), default=0),
         "trained_shapes": tuple(tuple(parameter.shape) for parameter in trained),
+        "elsewhere_bytes": max(map(_elsewhere_bytes, trained), default=0),
     }
+
+
+def _elsewhere_bytes(parameter: nn.Parameter) -> int:
+    """The bytes of a matrix that other ranks have."""
+    part = part_of(parameter)
+    return 0 if part is None or parameter.dim() != _MATRIX else (part.degree - 1) * parameter.nbytes
 
 
 def _storages(

@@ -296,7 +296,7 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         profile,
         parameters_elsewhere=all_elements,
         trained_elsewhere=trained,
-        divided_dims=model.division.trained_dims(),
+        divided_shapes=model.division.trained_shapes(),
         whole_weights=whole,
         whole_tokens=together,
         divided_logits=model.division.logits,

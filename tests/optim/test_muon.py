@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
+from shard_ranks import RankExchange, run_sharded
 from torch import Tensor, nn
 from torch.nn import functional
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
+from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.values import HeldPart, Shard
 from runner.optim.catalogue.registry import optimizer_of
+from runner.optim.states.whole_norms import mark_as_part
 
 SECTION = OptimizerConfig(name="muon", lr=0.01, momentum=0.9, weight_decay=0.1)
 
@@ -79,3 +84,36 @@ def test_nor_does_the_runner_share_out_its_states() -> None:
     words = ["model=mlp", "optimizer=muon", "parallelism.pipeline=2", "parallelism.data=2", "device=cpu"]
     config = resolve([*words, "schedule=zb_h1", "schedule.microbatches=2", "zero.stage=1"])
     assert any("optimizer.name = muon" in problem.line() for problem in rules(config))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "pieces", "padding"),
+    [((12, 8), 0, 1, 0), ((8, 12), 1, 1, 0), ((12, 8), 0, 3, 0), ((7, 8), 0, 1, 1)],
+)
+def test_parts_of_a_matrix_are_updated_as_the_whole_is(
+    shape: tuple[int, int], dim: int, pieces: int, padding: int
+) -> None:
+    """Bit for bit, where the gradients are the same bits: the reference is one whole matrix in one process."""
+    generator = torch.Generator().manual_seed(3)
+    start, *gradients = torch.randn(4, *shape, generator=generator).unbind()
+    whole = nn.Parameter(start.clone())
+    optimizer = torch.optim.Muon([whole], lr=0.01, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for gradient in gradients:
+        whole.grad = gradient.clone()
+        optimizer.step()  # type: ignore[no-untyped-call]  # torch's
+
+    def rank(group: ShardGroup, exchange: RankExchange) -> Tensor:
+        group.exchange = exchange
+        shard = Shard(dim, group.index, group.degree, shape, pieces, padding)
+        part = mark_as_part(nn.Parameter(shard.cut(start)), HeldPart(shard, group))
+        own = make([part])
+        for gradient in gradients:
+            part.grad = shard.cut(gradient)
+            own.step()
+        assert exchange.calls == ["all_gather"] * len(gradients)
+        updated: Tensor = part.detach()
+        return updated
+
+    parts = run_sharded(2, rank)
+    joined = Shard(dim, 0, 2, shape, pieces, padding).join(parts)
+    assert torch.equal(joined, whole.detach())

@@ -18,7 +18,7 @@ _OF_PARTS = tuple(
     sorted(
         name
         for name, kind in OPTIMIZERS.items()
-        if kind.state_bytes is None and (kind.elementwise or kind.norms_from is not None)
+        if kind.state_bytes is None and (kind.elementwise or kind.norms_from is not None or kind.whole_matrices)
     )
 )
 

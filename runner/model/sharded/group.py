@@ -88,10 +88,6 @@ class ShardGroup:
         self._entered: dict[int, _Entry] = {}
         _groups[self.name] = self
 
-    def sum(self, value: Tensor) -> Tensor:
-        """The sum of all ranks' tensors."""
-        return self.exchange.all_reduce(value)
-
     def own(self, value: Tensor, dim: int) -> Tensor:
         """This rank's part of a tensor that all ranks have, along ``dim``; a view."""
         size = self.part_of(value.shape[dim])

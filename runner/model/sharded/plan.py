@@ -20,9 +20,10 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
 from runner.model.sharded.group import ShardGroup
-from runner.model.sharded.values import Shard
+from runner.model.sharded.values import HeldPart, Shard
 from runner.model.sharded.wrap import STYLES, divide, keep_apart, why_not
 from runner.model.traced.operators import Program
+from runner.optim.states.whole_norms import mark_as_part
 
 __all__ = ["Division", "Rules", "division_of", "rules_of"]
 
@@ -130,10 +131,10 @@ class Division:
             found[id(weight)] = math.prod(shard.whole) - math.prod(shard.shape), weight.requires_grad
         return sum(count for count, _ in found.values()), sum(count for count, trained in found.values() if trained)
 
-    def trained_dims(self) -> tuple[int, ...]:
-        """The number of dimensions of each divided weight that is trained, each once."""
+    def trained_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of the part of each divided weight that is trained, each once."""
         found = {id(weight): weight for weight in self._weights.values() if weight.requires_grad}
-        return tuple(weight.dim() for weight in found.values())
+        return tuple(tuple(weight.shape) for weight in found.values())
 
     def take(self, model: nn.Module, shards: Mapping[str, Shard], layer: LayerSource | None = None) -> None:
         """Cut parameters, in place, to the parts that are given by their names in a model, or in a layer of it."""
@@ -152,7 +153,7 @@ class Division:
     def _hold(self, name: str, weight: Any) -> None:
         """Note a weight that is a part, so that an optimizer knows how to sum over all parts."""
         self._weights[name] = weight
-        weight.sum_over_parts = self.group.sum
+        mark_as_part(weight, HeldPart(self.shards[name], self.group))
 
     def of_given(self, layers: Sequence[LayerSource]) -> None:
         """Divide, in place, the layers that exist already."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Shard"]
+from runner.model.sharded.group import ShardGroup
+
+__all__ = ["HeldPart", "Shard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Shard:
         shape[self.dim] = (shape[self.dim] + self.padding) // self.degree
         return tuple(shape)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parts, one behind the other, are the weight."""
+        return self.pieces == 1 and not self.padding
+
     def cut(self, whole: Tensor) -> Tensor:
         """A copy of this part of a tensor of the weight's shape."""
         pieces = self._padded(whole).chunk(self.pieces, self.dim)
@@ -64,3 +71,31 @@ class Shard:
         shape = list(self.whole)
         shape[self.dim] = self.padding
         return torch.cat([whole, whole.new_zeros(shape)], self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """The part of a weight with the ranks that have the others. Implements
+    :class:`runner.optim.states.whole_norms.PartOfWeight`.
+
+    Args:
+        shard: which part it is.
+        group: the ranks.
+    """
+
+    shard: Shard
+    group: ShardGroup
+
+    @property
+    def degree(self) -> int:
+        return self.shard.degree
+
+    def sum(self, value: Tensor) -> Tensor:
+        return self.group.exchange.all_reduce(value)
+
+    def whole(self, part: Tensor) -> Tensor:
+        parts = self.group.exchange.all_gather(part, self.shard.dim)
+        return parts if self.shard.is_plain else self.shard.join(parts.chunk(self.degree, self.shard.dim))
+
+    def own(self, whole: Tensor) -> Tensor:
+        return self.shard.cut(whole)

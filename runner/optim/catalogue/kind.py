@@ -62,6 +62,8 @@ class OptimizerKind:
         imports: modules that ``make`` imports, and that ranks of one machine may share.
         norms_from: the least number of dimensions of the weights of which it takes two norms in a step, of whole
             tensors, also where ranks have parts of them; None: it takes none.
+        whole_matrices: whether its temporaries of 16 bits are of whole matrices, for which ranks that have parts of one
+            put them together, once in a step.
         elementwise: whether the update of an element depends only on that element's gradients, so that flat
             partitions may cut weights anywhere.
         by_weight: whether its states belong to single weights, so that replicas may shard them weight by weight.
@@ -103,6 +105,7 @@ class OptimizerKind:
     operator: str | None = None
     imports: tuple[str, ...] = ()
     norms_from: int | None = None
+    whole_matrices: bool = False
     elementwise: bool = False
     by_weight: bool = False
     takes_complex: bool = False
@@ -135,8 +138,11 @@ class OptimizerKind:
             width: bytes of an element of what is updated.
         """
         coupled = section.weight_decay > 0 and not section.decoupled_weight_decay
-        halves = -(-2 * self.half_temporaries // width)
-        return self.temporaries + (self.decay_temporaries if coupled else 0) + halves
+        return self.temporaries + (self.decay_temporaries if coupled else 0) + self.halves(width)
+
+    def halves(self, width: int) -> int:
+        """The temporaries of 16 bits in units of ``width`` bytes an element."""
+        return -(-2 * self.half_temporaries // width)
 
 
 def common_settings(section: OptimizerConfig) -> dict[str, Any]:

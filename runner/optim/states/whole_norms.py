@@ -1,25 +1,55 @@
-"""Norms of whole weights, where ranks have parts of weights, for optimizers that ask torch for norms."""
+"""What optimizers need of whole weights where ranks have parts of them: sums, whole tensors, and norms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["SUM_OVER_PARTS", "WholeNorms", "as_divided"]
+__all__ = ["PartOfWeight", "WholeNorms", "as_divided", "mark_as_part", "part_of"]
 
-SUM_OVER_PARTS = "sum_over_parts"
-"""The attribute of a divided weight that sums a tensor over the ranks which have its parts."""
+_PART = "part_of_weight"
+
+
+class PartOfWeight(Protocol):
+    """What a divided weight knows of itself. The ranks that have its parts call the same methods in the same order."""
+
+    @property
+    def degree(self) -> int:
+        """The number of ranks that have a part."""
+        ...
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of all ranks' tensors."""
+        ...
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The whole of a tensor, of which each rank gives a part as it has of the weight."""
+        ...
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor."""
+        ...
+
+
+def part_of(weight: Tensor) -> PartOfWeight | None:
+    """What a divided weight knows of itself; None: it is whole."""
+    return getattr(weight, _PART, None)
 
 
 def as_divided(made: Parameter, weight: Tensor) -> Parameter:
     """A parameter that is updated in place of a weight, divided as that is."""
-    if hasattr(weight, SUM_OVER_PARTS):
-        setattr(made, SUM_OVER_PARTS, getattr(weight, SUM_OVER_PARTS))
+    part = part_of(weight)
+    return made if part is None else mark_as_part(made, part)
+
+
+def mark_as_part(made: Parameter, part: PartOfWeight) -> Parameter:
+    """Let a weight know that it is a part."""
+    setattr(made, _PART, part)
     return made
 
 
@@ -32,7 +62,7 @@ class WholeNorms(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sums: list[Any] = []
+        self._parts: list[PartOfWeight | None] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -42,12 +72,13 @@ class WholeNorms(TorchFunctionMode):
 
     def _whole(self, tensors: Sequence[Tensor], norms: Sequence[Tensor]) -> list[Tensor]:
         if all(isinstance(tensor, Parameter) for tensor in tensors):
-            self._sums = [getattr(tensor, SUM_OVER_PARTS, None) for tensor in tensors]
-        if len(self._sums) != len(tensors):
+            self._parts = [part_of(tensor) for tensor in tensors]
+        if len(self._parts) != len(tensors):
             raise RuntimeError("an optimizer asks for norms of other tensors than of those of its weights")
-        found, places = list(norms), [at for at, each in enumerate(self._sums) if each is not None]
-        if places:
-            squares = torch.stack([found[at] for at in places]).square()
-            for at, norm in zip(places, self._sums[places[0]](squares).sqrt().unbind(), strict=True):
+        found, parts = list(norms), {at: each for at, each in enumerate(self._parts) if each is not None}
+        if parts:
+            squares = torch.stack([found[at] for at in parts]).square()
+            whole = next(iter(parts.values())).sum(squares).sqrt()
+            for at, norm in zip(parts, whole.unbind(), strict=True):
                 found[at] = norm
         return found

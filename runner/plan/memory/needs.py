@@ -18,6 +18,7 @@ class MemoryNeeds:
         batch_samples: number of samples of one optimizer step on one replica.
         temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`; by default those of Adam and
             similar optimizers.
+        whole_temporaries: those among ``temporaries`` that are of a whole matrix, also where ranks have parts of it.
         norm_copies: while the norm of gradients is taken, how many times the bytes of one gradient exist beside it, in
             float64; 0 if the norm is not taken.
         at_once: bytes that an update makes and drops for each byte of the gradients of all stages of a rank.
@@ -36,6 +37,7 @@ class MemoryNeeds:
     batch_samples: int
     temporaries: int = 2
     lingering: int = 0
+    whole_temporaries: int = 0
     norm_copies: int = 0
     at_once: float = 0.0
     sharing: ZeroSharing | None = None

@@ -28,6 +28,7 @@ class StageFigures:
         first, last: its first and last layer, inclusive.
         weight_bytes, gradient_bytes: weights of all its layers, and their gradients.
         largest_parameter_bytes: gradient of its largest parameter, or of its largest layer if the former is not known.
+        elsewhere_bytes: the gradient of the largest matrix that ranks divide, without this rank's part.
         updates: the bytes of gradients of two parameters that are updated one after the other, the later one first: all
             pairs that no other pair exceeds in both.
         saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
@@ -86,6 +87,7 @@ class StageFigures:
     copied_bytes: int = 0
     fills: StageFills = StageFills()
     updates: Pairs = ()
+    elsewhere_bytes: int = 0
     moved: tuple[MovedLayer, ...] = ()
     home_weight_bytes: int = 0
     home_gradient_bytes: int = 0
@@ -136,6 +138,7 @@ class LayerRanges:
         self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
         self._updates = RangeMaximum(_updates(chain), _not_exceeded)
         self._largest = RangeMaximum([_largest(layer) for layer in chain])
+        self._elsewhere = RangeMaximum([layer.elsewhere_bytes for layer in chain])
         self._in_w = RangeMaximum([layer.split.made_bytes if layer.split is not None else 0 for layer in chain])
         self._home = [prefix(getattr(layer, f"home_{part}_bytes") for layer in chain) for part in _STATES]
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
@@ -186,6 +189,7 @@ class LayerRanges:
             largest_parameter_bytes=self._largest.over(first, end),
             weight_backward_peak_bytes=max(self._largest.over(first, end), self._in_w.over(first, end)),
             updates=self._updates.over(first, end),
+            elsewhere_bytes=self._elsewhere.over(first, end),
             saved_bytes=self._saved[end] - self._saved[first] + pending,
             copied_bytes=self._copied[end] - self._copied[first],
             input_bytes=input_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
@@ -11,7 +12,9 @@ from runner.plan.memory.zero import weight_widths
 from runner.plan.values import Link
 from runner.profile import Exchange, LayerProfile, ModelProfile
 
-__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "norm_bytes", "with_exchanges"]
+__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "update_bytes", "with_exchanges"]
+
+_MATRIX, _HALF_WIDTH = 2, 2
 
 
 def link_of_parts(config: RunConfig, link: Link) -> Link:
@@ -61,12 +64,18 @@ def exchanged_bytes(profile: ModelProfile, ranks: int) -> float:
     return sum(each.sent_bytes(ranks) for row in rows for each in (*row.forward_exchanges, *row.backward_exchanges))
 
 
-def norm_bytes(config: RunConfig, profile: ModelProfile, ranks: int) -> float:
-    """The bytes that each rank sends in a step for the norms of whole weights, of all stages together."""
-    least = optimizer_of(config.optimizer).norms_from
-    if least is None:
+def update_bytes(config: RunConfig, profile: ModelProfile, ranks: int) -> float:
+    """The bytes that each rank sends in a step as it updates parts of weights, of all stages together.
+
+    They are those of two norms of each weight, or of matrices in 16 bits that are put together.
+    """
+    kind = optimizer_of(config.optimizer)
+    if kind.whole_matrices:
+        parts = sum(prod(shape) for shape in profile.divided_shapes if len(shape) == _MATRIX)
+        return Exchange("all_gather", _HALF_WIDTH * parts * ranks, 1).sent_bytes(ranks)
+    if kind.norms_from is None:
         return 0.0
-    count = sum(dims >= least for dims in profile.divided_dims)
+    count = sum(len(shape) >= kind.norms_from for shape in profile.divided_shapes)
     return Exchange("all_reduce", weight_widths(config)[1] * count, 2).sent_bytes(ranks)
 
 

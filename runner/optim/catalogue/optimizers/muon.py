@@ -32,6 +32,7 @@ MUON = OptimizerKind(
     lingering=0,
     temporaries=1,  # the momentum that is looked ahead
     half_temporaries=4,  # torch/optim/_muon.py: what it makes orthogonal, two products, and one that is made anew
+    whole_matrices=True,
     reads=("momentum", *BETAS),
     decoupled=True,
     classes=(f"{_MODULE}.Muon",),
