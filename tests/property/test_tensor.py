@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import tensor_models
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
@@ -49,7 +50,13 @@ def plain(
     """Losses, and weights after the steps, of a plain loop over whole batches that begins with the given weights."""
     model = tensor_models.build(tied=tied).to(next(iter(start.values())).dtype)
     model.load_state_dict(start | ({"head.weight": start["table.weight"]} if tied else {}))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    losses = _trained(model, steps, batch)
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def _trained(model: nn.Module, steps: int = STEPS, batch: int = 8) -> list[float]:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1, eps=1e-3)
     samples, losses = tensor_models.data(), []
     for step in range(steps):
         places = [(step * batch + at) % len(samples) for at in range(batch)]
@@ -57,10 +64,10 @@ def plain(
         loss = tensor_models.loss(model(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch.nn.utils.clip_grad_norm_(trained, 0.5)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+    return losses
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -204,6 +211,53 @@ def test_matrices_are_made_orthogonal_whole(layout: tuple[str, ...], tmp_path: P
     assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
     for counted, predicted in peaks(made):
         assert 0.9 * predicted <= counted <= predicted
+
+
+_ADAPTED = ("three", "out", "gate", "down", "head")
+_ADAPTER = ("adapter=lora", "adapter.rank=3", "adapter.alpha=6", f"adapter.targets=[{','.join(_ADAPTED)}]")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param((_SHARDING, "parallelism.tensor=4"), marks=pytest.mark.full),
+        (_SHARDING, "parallelism=three_d", "schedule=zb_h1", "schedule.microbatches=2"),
+        (_SHARDING, "parallelism.tensor=2", SEQUENCE),
+        ("parallelism.tensor=2", "parallelism.pipeline=2"),  # what is divided is found
+    ],
+)
+def test_adapters_are_divided_with_their_weights(layout: tuple[str, ...], tmp_path: Path) -> None:
+    """PEFT's own loop is the reference. Frozen weights stay, and gradients and states are the adapters' alone."""
+    import peft
+
+    run(tmp_path / "start", *_ADAPTER, *_STANDING)
+    first = weights_of(tmp_path / "start")
+    settings = peft.LoraConfig(r=3, lora_alpha=6, target_modules=list(_ADAPTED))
+    model = peft.get_peft_model(tensor_models.build(), settings)
+    model.load_state_dict({f"base_model.model.{name}": value for name, value in first.items()})
+    losses = _trained(model)
+    made = run(tmp_path / "parts", *_ADAPTER, *layout)
+    require_close(made.losses, losses)
+    found = weights_of(tmp_path / "parts")
+    require_same_weights(
+        found, {name.removeprefix("base_model.model."): value for name, value in model.state_dict().items()}
+    )
+    assert [name for name, value in found.items() if torch.equal(value, first[name])] == [
+        name for name in found if ".lora_" not in name
+    ]
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+    for counted, predicted in peaks(made):
+        assert 0.9 * predicted <= counted <= predicted
+
+
+def test_adapters_drop_what_one_process_drops(tmp_path: Path) -> None:
+    """Where they read what all ranks have."""
+    adapter = ("adapter=lora", "adapter.targets=[three,gate,head]", "adapter.dropout=0.3")
+    expected = run(tmp_path / "whole", *adapter)
+    made = divided(tmp_path / "parts", *adapter, "parallelism.tensor=2")
+    require_close(made.losses, expected.losses)
+    require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
 
 
 def _made(folder: Path) -> Path:

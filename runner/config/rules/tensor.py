@@ -57,13 +57,6 @@ _PARTS: Table[RunConfig] = Table(
             "compression=none",
         ),
         _row(
-            "adapter.name",
-            lambda c: c.adapter.name != "none",
-            "must be none",
-            "The matrices of an adapter are not divided yet with the weight that they belong to",
-            _WHOLE,
-        ),
-        _row(
             "embedding.name",
             lambda c: c.embedding.name != "dense",
             "must be dense",

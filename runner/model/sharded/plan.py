@@ -19,6 +19,7 @@ from torch import nn
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
+from runner.model.sharded.adapters import DRAWS, divide_draws, has_adapter, ways_beside
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.values import HeldPart, Shard
 from runner.model.sharded.wrap import STYLES, divide, keep_apart, why_not
@@ -186,7 +187,11 @@ class Division:
         chosen = _with_tied(places)
         raise_problems(list(dict.fromkeys(problem for place in chosen for problem in self._problems_of(place))))
         for place in chosen:
-            divide(place.module, place.name, place.style or "whole", self.group, self.shards)
+            style = place.style or "whole"
+            if style in DRAWS:
+                divide_draws(place.module, style, self.group)
+                continue
+            divide(place.module, place.name, style, self.group, self.shards)
             if self.logits and place.name == self.logits:
                 self.vocabulary = keep_apart(place.module)
             elif place.style == "column_gathered":
@@ -198,13 +203,20 @@ class Division:
     def _places(self, named: Sequence[tuple[str, nn.Module]]) -> Iterator[_Place]:
         for name, module in named:
             rules = self.rules or rules_of(module, name)
+            beside: dict[str, str] = {}  # ways of what is in layers with adapters
             for local, each in module.named_modules(remove_duplicate=False):
                 full = ".".join(part for part in (name, local) if part)
                 self._named.append(full)
-                yield _Place(full, each, rules, None if rules is None else rules.style_of(full))
+                style = beside.get(full) if full in beside or rules is None else rules.style_of(full)
+                if style is not None and has_adapter(each):
+                    beside |= {f"{full}.{inner}": way for inner, way in ways_beside(each, style).items()}
+                    style = None
+                yield _Place(full, each, rules, style)
 
     def _problems_of(self, place: _Place) -> Iterator[Problem]:
         style, degree = place.style or "whole", self.group.degree
+        if style in DRAWS:
+            return
         if (kind := style.partition(":")[0]) not in STYLES:
             near = did_you_mean(kind, STYLES)
             fix = f"{near} for {kind}" if near else ""

@@ -20,7 +20,7 @@ from runner.model.sharded.operators import enter, enter_alone, keep_part, leave,
 from runner.model.sharded.values import Shard
 from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding, whole_logits
 
-__all__ = ["STYLES", "ShardedModule", "divide", "keep_apart", "why_not"]
+__all__ = ["STYLES", "ShardedModule", "become", "divide", "keep_apart", "why_not"]
 
 
 class ShardedModule:
@@ -180,7 +180,8 @@ def keep_apart(module: nn.Module) -> int:
     return int(made.gathered)
 
 
-def _become(module: nn.Module, mixin: type, group: ShardGroup) -> Any:
+def become(module: nn.Module, mixin: type, group: ShardGroup) -> Any:
+    """Give a module a class of its own, in which ``mixin`` comes before the one that it had; return it."""
     own: Any = type(module)
     module.__class__ = _subclass(mixin, own)
     made: Any = module
@@ -208,7 +209,7 @@ def _column(
 ) -> None:
     dim = _column_dim(module)
     features = _length(module, dim)
-    made, padding = _become(module, _Column, group), -features % group.degree if gathered else 0
+    made, padding = become(module, _Column, group), -features % group.degree if gathered else 0
     _cut(module, "weight", name, dim, pieces, group, shards, padding)
     if module._parameters.get("bias") is not None:
         _cut(module, "bias", name, 0, pieces, group, shards, padding)
@@ -226,7 +227,7 @@ def _gathered_column(module: nn.Module, name: str, pieces: int, group: ShardGrou
 def _row(
     module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard], *, entered: bool = False
 ) -> None:
-    dim, made = 1 - _column_dim(module), _become(module, _Row, group)
+    dim, made = 1 - _column_dim(module), become(module, _Row, group)
     _cut(module, "weight", name, dim, pieces, group, shards)
     made.entered = entered
     if _is_transposed(module):
@@ -240,7 +241,7 @@ def _entering_row(module: nn.Module, name: str, pieces: int, group: ShardGroup, 
 
 
 def _embedding(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
-    made = _become(module, _Embedding, group)
+    made = become(module, _Embedding, group)
     rows = _length(module, 0)
     shard = _cut(module, "weight", name, 0, 1, group, shards, padding=-rows % group.degree)
     made.vocabulary_size, made.num_embeddings = rows, shard.shape[0]
@@ -248,7 +249,7 @@ def _embedding(module: nn.Module, name: str, pieces: int, group: ShardGroup, sha
 
 
 def _partial(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
-    _become(module, _Partial, group)
+    become(module, _Partial, group)
 
 
 def _whole(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
