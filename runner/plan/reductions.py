@@ -102,7 +102,7 @@ def _reduction(
     if kind.bytes_sent is not None or config.compression.name == "none":
         sent = kind.bytes_in_a_step(Wire(config.compression, shapes, width, copies))
     kept = sum(kind.kept_bytes(config.compression, shape) for shape in shapes)
-    elements = stage.gradient_bytes // width if kind.compress is not None else 0
+    elements = sum(map(math.prod, shapes)) if kind.compress is not None else 0
     temporary = elements * (profile.compression_peak_bytes or _TEMPORARIES * _FP32)
     waiting = elements * profile.compression_waiting_bytes
     seconds = stage.gradient_bytes * profile.compression_seconds_per_byte

@@ -42,7 +42,7 @@ class FactorProfiler:
         def see(layer: nn.Linear, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             taken = given[0] if given else named["input"]
             storage = taken.untyped_storage()
-            kept = 0 if storage._cdata in inputs else taken.numel() * taken.element_size()
+            kept = 0 if storage._cdata in inputs else storage.nbytes()  # of all, where this is a part
             inputs[storage._cdata] = storage
             rows = taken.numel() // layer.in_features
             found.extend(_of_layer(rows, factor_sizes(layer), (kept, output.numel() * output.element_size())))

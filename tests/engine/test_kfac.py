@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -171,3 +172,17 @@ def test_a_model_that_a_pipeline_would_trace_is_refused() -> None:
     assert len(model_layers(resolve(asked))) == 1
     with pytest.raises(RequestError, match="traced into operators"):
         model_layers(resolve([*asked, "parallelism=pipeline", "parallelism.pipeline=2"]))
+
+
+def test_an_input_is_dropped_once_its_factor_has_it() -> None:
+    """Not only with the graph, which lives as long as the output does: a plan counts on that."""
+    layer, given = nn.Linear(3, 2), torch.randn(4, 3)
+    kfac = KFAC(layer.parameters(), **SETTINGS)
+    kfac.watch([layer])
+    kfac.begin()
+    memory = weakref.ref(given.untyped_storage())
+    output = layer(given)
+    del given
+    torch.autograd.backward(output.sum())
+    assert kfac.tracked[0].inputs.rows == 4
+    assert memory() is None

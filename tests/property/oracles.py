@@ -142,8 +142,9 @@ def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
     whole = (begin + 2 - bool(begin)) * config.data.batch_size <= len(property_models.samples("mlp"))
     late = _is_uneven(config) or run.plan.schedule.is_asynchronous or config.schedule.post_validation
     late = late or optimizer_of(config.optimizer).compresses  # their momentum, from some step on
+    home = config.offload.weights != "none" and config.compression.name != "none"  # what is compressed is there, too
     joined = any(step % (config.checkpoint.every or STEPS) for step in range(begin + 1, STEPS))
-    return not whole or not joined or late or PRECISIONS[config.precision.name].loss_scaling
+    return not whole or not joined or late or home or PRECISIONS[config.precision.name].loss_scaling
 
 
 def _is_uneven(config: RunConfig) -> bool:

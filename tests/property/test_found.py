@@ -73,6 +73,15 @@ FOUND = {
         "skips", "schedule=dualpipe parallelism.pipeline=2 schedule.microbatches=4 data.batch_size=1 zero.stage=1"
     ),
     "a tied weight has one name where one rank has both its layers": Found("tied", "data.batch_size=4"),
+    "a schedule keeps all of a tensor of whose part it makes a factor": Found(
+        "recurrent",
+        "schedule=pipefisher parallelism.pipeline=2 schedule.microbatches=5 data.batch_size=40 optimizer=kfac",
+    ),
+    "what several stages share is not compressed": Found(
+        "tied",
+        "schedule=gpipe parallelism.pipeline=2 parallelism.data=2 schedule.microbatches=2 data.batch_size=4"
+        " compression=signsgd model.kwargs.layers=2",
+    ),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
     ),

@@ -201,8 +201,8 @@ class KFAC(SGD):
     ) -> None:
         """Keep the input until the output's gradient comes; autograd keeps it as long for the weight's gradient."""
         if self._recording and output.requires_grad and self._is_due(factors):
-            value = given[0] if given else named["input"]
-            output.register_hook(partial(factors.add, value.detach()))  # type: ignore[no-untyped-call]
+            held = [(given[0] if given else named["input"]).detach()]  # the hook lives as long as the graph does
+            output.register_hook(lambda gradient: factors.add(held.pop(), gradient))  # type: ignore[no-untyped-call]
 
 
 class Factor:
