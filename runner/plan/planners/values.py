@@ -161,6 +161,7 @@ class PlanningAnswer:
         peak_bytes: the fullest rank's bytes by its own model; None: it has none.
         needs: what the engine lacks for it, each with the reason; empty if it can run.
         replicas: ranks that run each stage in turns, where they differ; empty: one.
+        again: the layers that run forward again, where that is chosen by layer; None: as ``kept`` says.
     """
 
     planner: str
@@ -176,6 +177,7 @@ class PlanningAnswer:
     peak_bytes: float | None = None
     needs: tuple[str, ...] = ()
     replicas: tuple[int, ...] = ()
+    again: tuple[int, ...] | None = None
 
     @property
     def world_size(self) -> int:
@@ -202,16 +204,19 @@ class PlanningAnswer:
         if self.pipeline > 1:
             keys["partition"] = "manual"
             keys["partition.boundaries"] = [first for first, _ in self.stages[1:]]
-        names = set(self.kept)
-        if len(names) == 1:
+        again = self._layers_again()
+        if again is None:
             keys["activation_checkpoint"] = self.kept[0]
         else:
-            layers = [
-                str(layer)
-                for (first, last), kept in zip(self.stages, self.kept, strict=True)
-                if kept != "none"
-                for layer in range(first, last + 1)
-            ]
             keys["activation_checkpoint"] = "manual"
-            keys["activation_checkpoint.layers"] = layers
+            keys["activation_checkpoint.layers"] = [str(layer) for layer in again]
         return keys
+
+    def _layers_again(self) -> list[int] | None:
+        """The layers that run forward again, if they must be named; None: one way to keep is that of all stages."""
+        if self.again is not None and 0 < len(self.again) <= self.stages[-1][1]:
+            return list(self.again)
+        if len(set(self.kept)) == 1:
+            return None
+        stages = zip(self.stages, self.kept, strict=True)
+        return [layer for (first, last), kept in stages if kept != "none" for layer in range(first, last + 1)]

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 
-from runner.plan.planners.values import Division, PlanningAnswer, PlanningProblem
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Chain", "answer_of", "divisors", "even_cut", "least_slowest", "powers_of_two"]
+from runner.plan.planners.values import Division, Order, PlanningAnswer, PlanningProblem
+from runner.schedule.simulation.batched import Numbers
+
+__all__ = [
+    "Chain",
+    "Stages",
+    "answer_of",
+    "divisors",
+    "even_cut",
+    "given_microbatches",
+    "least_in_order",
+    "least_slowest",
+    "powers_of_two",
+    "ways_of",
+]
 
 Stages = tuple[tuple[int, int], ...]
 
@@ -48,6 +63,17 @@ class Chain:
         sums = self._sums[name]
         return sums[end] - sums[first]
 
+    def ranges(self, name: str) -> Numbers:
+        """The same for all ranges at once, shape (layers + 1, layers + 1); infinite where a range is empty."""
+        sums = np.array(self._sums[name])
+        found: Numbers = np.where(sums[None, :] >= sums[:, None], sums[None, :] - sums[:, None], 0.0)
+        return found + self._no_range
+
+    @cached_property
+    def _no_range(self) -> Numbers:
+        places = np.arange(len(self.problem.layers) + 1)
+        return np.where(places[None, :] > places[:, None], 0.0, np.inf)
+
     def seconds(self, first: int, end: int) -> float:
         """Seconds of a forward and a backward."""
         return self.total("forward", first, end) + self.total("backward", first, end)
@@ -76,33 +102,81 @@ class Chain:
 
 
 def least_slowest(
-    chain: Chain, devices: int, stage_seconds: Callable[[int, int, int], float]
+    layers: int, devices: int, cost: Callable[[int, int], Numbers]
 ) -> tuple[float, Stages, tuple[int, ...]]:
-    """The least slowest stage or message on exactly so many devices, with the stages and the replicas of each.
+    """The least slowest stage on exactly so many devices, with the stages and the replicas of each.
 
     Args:
-        chain: the layers.
+        layers: the number of layers.
         devices: the number of devices.
-        stage_seconds: seconds of a stage, by its first layer, its end and its replicas.
+        cost: seconds of a stage by its first layer and its end: for each number of replicas from 0 to ``devices``, of
+            which that for 0 is not read.
     """
+    counts = np.arange(devices + 1)
+    own = counts[None, :] - counts[:, None]  # [before, after]
+    best = np.full((layers + 1, devices + 1), np.inf)
+    best[0, 0] = 0.0
+    came = np.zeros((layers + 1, devices + 1, 2), dtype=np.int64)
+    for end in range(1, layers + 1):
+        for first in range(end):
+            seconds = np.where(own > 0, cost(first, end)[own], np.inf)
+            worst = np.maximum(best[first][:, None], seconds)
+            before = worst.argmin(axis=0)
+            least = worst[before, counts]
+            better = least < best[end]
+            best[end, better] = least[better]
+            came[end, better, 0], came[end, better, 1] = first, before[better]
+    stages, replicas, end, left = list[tuple[int, int]](), list[int](), layers, devices
+    while end > 0:
+        first, before_it = came[end, left].tolist()
+        stages.insert(0, (first, end - 1))
+        replicas.insert(0, left - before_it)
+        end, left = first, before_it
+    return float(best[layers, devices]), tuple(stages), tuple(replicas)
 
-    @cache
-    def best(end: int, left: int) -> tuple[float, Stages, tuple[int, ...]]:
-        found: tuple[float, Stages, tuple[int, ...]] = stage_seconds(0, end, left), ((0, end - 1),), (left,)
-        for cut in range(1, end):
-            for own in range(1, left):
-                before, stages, replicas = best(cut, left - own)
-                worst = max(before, 2 * chain.message(cut), stage_seconds(cut, end, own))
-                if worst < found[0]:
-                    found = worst, (*stages, (cut, end - 1)), (*replicas, own)
-        return found
 
-    return best(len(chain.problem.layers), devices)
+def least_in_order(costs: Sequence[Numbers]) -> tuple[float, Stages] | None:
+    """The least slowest stage if the q-th stage of a range takes ``costs[q][first, end]``, and the stages.
+
+    Returns:
+        None if no cut has a finite cost.
+    """
+    best = costs[0][0]
+    came = list[NDArray[np.int64]]()
+    for cost in costs[1:]:
+        worst = np.maximum(best[:, None], cost)
+        before = worst.argmin(axis=0)
+        came.append(before)
+        best = worst[before, np.arange(len(before))]
+    if not np.isfinite(best[-1]):
+        return None
+    ends = [len(best) - 1]
+    for before in reversed(came):
+        ends.insert(0, int(before[ends[0]]))
+    return float(best[-1]), tuple((first, end - 1) for first, end in zip([0, *ends], ends, strict=False))
+
+
+_FOR_EACH = 4  # micro-batches for each device
+
+
+def given_microbatches(problem: PlanningProblem) -> int:
+    """Micro-batches of a step, over all replicas, for planners whose papers take their size as given.
+
+    Their papers' are mini-batches, and a step of the runner has several: here the fewest of equal size that are at
+    least four for each device.
+    """
+    return next(each for each in divisors(problem.batch) if each >= min(_FOR_EACH * problem.ranks, problem.batch))
 
 
 def divisors(number: int) -> list[int]:
     """All numbers that divide it, ascending."""
     return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def ways_of(problem: PlanningProblem) -> tuple[int, int]:
+    """The places of the ways to keep everything and to run everything again; the only one twice if others are asked."""
+    names = [kept.name for kept in problem.divisions[0].kept]
+    return (names.index("none") if "none" in names else 0), (names.index("full") if "full" in names else 0)
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -133,6 +207,9 @@ def answer_of(
     kept: tuple[str, ...],
     seconds: float,
     peak_bytes: float | None = None,
+    order: Order | None = None,
+    again: tuple[int, ...] | None = None,
+    needs: tuple[str, ...] = (),
 ) -> PlanningAnswer:
     """The answer with these stages, and what the engine lacks for it.
 
@@ -144,20 +221,25 @@ def answer_of(
         microbatches: the micro-batches of a step and replica.
         kept: the name of each stage's way to keep.
         seconds, peak_bytes: what the planner's own model says of a step and of the fullest rank.
+        order: the schedule; None: 1f1b.
+        again: the layers that run forward again, where it is chosen by layer.
+        needs: what else the engine lacks for it.
     """
-    needs = [*([_SHARED] if len(set(replicas)) > 1 else []), *([_DIVIDED] if len(set(tensor)) > 1 else [])]
+    plain = next((each for each in problem.orders if each.schedule == "1f1b"), None)
+    lacks = [*needs, *([_SHARED] if len(set(replicas)) > 1 else []), *([_DIVIDED] if len(set(tensor)) > 1 else [])]
     return PlanningAnswer(
         planner,
         len(stages),
         max(replicas),
         max(tensor),
         microbatches,
-        next((each for each in problem.orders if each.schedule == "1f1b"), None) if len(stages) > 1 else None,
+        (order or plain) if len(stages) > 1 else None,
         stages,
         kept,
         None,
         seconds,
         peak_bytes,
-        tuple(needs),
+        tuple(lacks),
         replicas,
+        again,
     )

@@ -9,8 +9,11 @@ Source: Fan et al. 2021, DAPPLE, and its public planner's form (reconstruction).
 
 from __future__ import annotations
 
+import numpy as np
+
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+from runner.schedule.simulation.batched import Numbers
 
 __all__ = ["block_of", "length", "plan"]
 
@@ -43,7 +46,13 @@ def plan(problem: PlanningProblem) -> PlanningAnswer:
 
 def block_of(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:
     """The least slowest stage or message on exactly so many devices, with the stages and their replicas."""
-    return least_slowest(chain, devices, lambda first, end, own: chain.seconds(first, end) / own)
+    many = np.maximum(np.arange(devices + 1), 1)
+
+    def cost(first: int, end: int) -> Numbers:
+        found: Numbers = chain.seconds(first, end) / many
+        return np.maximum(found, 2 * chain.message(first)) if first else found
+
+    return least_slowest(len(chain.problem.layers), devices, cost)
 
 
 def length(chain: Chain, stages: Stages, replicas: tuple[int, ...], microbatches: int, aside: int) -> float:

@@ -8,42 +8,40 @@ Source: Narayanan et al. 2019, PipeDream (section 3.1; reconstruction of the pap
 
 from __future__ import annotations
 
-from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, least_slowest
+import numpy as np
+
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, given_microbatches, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+from runner.schedule.simulation.batched import Numbers
 
 __all__ = ["plan", "slowest"]
-
-_FOR_EACH = 4  # micro-batches for each device: the paper's are mini-batches, and a step of the runner has several
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer:
     """The answer to a problem."""
-    counts = [each for each in divisors(problem.batch) if each >= min(_FOR_EACH * problem.ranks, problem.batch)]
-    chain = Chain(problem, problem.divisions[0], problem.batch / counts[0])
+    count = given_microbatches(problem)
+    chain = Chain(problem, problem.divisions[0], problem.batch / count)
     seconds, stages, replicas = slowest(chain, problem.ranks)
-    microbatches = max(1, counts[0] // max(replicas))
-    kept = (problem.divisions[0].kept[0].name,) * len(stages)
-    parts = (1,) * len(stages)
-    whole = counts[0] * seconds
     return answer_of(
         "pipedream",
         problem,
         stages,
         replicas=replicas,
-        tensor=parts,
-        microbatches=microbatches,
-        kept=kept,
-        seconds=whole,
+        tensor=(1,) * len(stages),
+        microbatches=max(1, count // max(replicas)),
+        kept=(problem.divisions[0].kept[0].name,) * len(stages),
+        seconds=count * seconds,
     )
-
-
-def stage_seconds(chain: Chain, first: int, end: int, replicas: int) -> float:
-    """Seconds of a replicated stage for a micro-batch, by the paper."""
-    size, speed = chain.total("weight", first, end), chain.problem.link.bytes_per_second
-    sums = 2 * (replicas - 1) * size / speed if speed else 0.0
-    return max(chain.seconds(first, end), sums) / replicas
 
 
 def slowest(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:
     """The least seconds of the slowest stage on exactly so many devices, with the stages and their replicas."""
-    return least_slowest(chain, devices, lambda first, end, own: stage_seconds(chain, first, end, own))
+    counts, speed = np.arange(devices + 1), chain.problem.link.bytes_per_second
+    many = np.maximum(counts, 1)
+
+    def cost(first: int, end: int) -> Numbers:
+        sums = 2 * (counts - 1) * chain.total("weight", first, end) / speed if speed else np.zeros(len(counts))
+        found: Numbers = np.maximum(chain.seconds(first, end), sums) / many
+        return np.maximum(found, 2 * chain.message(first)) if first else found
+
+    return least_slowest(len(chain.problem.layers), devices, cost)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from runner.plan.planners.published import alpa, dapple, megatron, pipedream, two_bw, varuna
+from runner.plan.planners.published import (
+    alpa,
+    autopipe,
+    chimera,
+    dapple,
+    hetpipe,
+    megatron,
+    pipe_torch,
+    pipedream,
+    piper,
+    two_bw,
+    varuna,
+)
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["PUBLISHED", "Planner"]
@@ -16,8 +28,13 @@ PUBLISHED: Mapping[str, Planner] = {
     "pipedream": pipedream.plan,
     "dapple": dapple.plan,
     "2bw": two_bw.plan,
+    "piper": piper.plan,
     "alpa": alpa.plan,
+    "autopipe": autopipe.plan,
+    "hetpipe": hetpipe.plan,
+    "pipe_torch": pipe_torch.plan,
     "varuna": varuna.plan,
+    "chimera": chimera.plan,
     "megatron": megatron.plan,
 }
 """Every published planner, none of which asks another."""
