@@ -8,12 +8,20 @@ from runner.config.deepspeed_file import tuning_of
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 
-__all__ = ["MOST_PREFETCHED", "deepspeed_settings"]
+__all__ = ["MOST_PREFETCHED", "deepspeed_settings", "keeps_identities"]
 
 MOST_PREFETCHED = 50_000_000
 """The most elements of weights that zero.stage=3 gathers before their use: DeepSpeed's own default."""
 
 _NEVER = 2**31 - 1
+
+
+_STAGE_3 = 3
+
+
+def keeps_identities(config: RunConfig) -> bool:
+    """Whether modules that read one tensor get that very tensor: hooks of ZeRO 3 give each of them another one."""
+    return config.zero.stage != _STAGE_3
 
 
 def deepspeed_settings(config: RunConfig, *, accelerated: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from runner.config.deepspeed import keeps_identities
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.targets import import_users_code
@@ -71,6 +72,7 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "parts": [config.parallelism.tensor, config.parallelism.sharding, config.parallelism.sequence],
+        "entries": config.parallelism.tensor > 1 and keeps_identities(config),
         "precision": config.precision.name,
         "approximate_backward": asdict(config.approximate_backward),
         "compression": asdict(config.compression),

@@ -69,7 +69,7 @@ COMBINED: list[dict[str, Any]] = [
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     {"logger.name": "none", "logger.others": ["none"]},
     *({"parallelism.tensor": 2} | other for other in (
-        {"optimizer.name": "muon"}, {"zero.stage": 0}, {"compression.name": "fp16"}, {"adapter.name": "lora"},
+        {"optimizer.name": "kfac"}, {"compression.name": "fp16"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},
         {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True}, {"checkpoint.asynchronous": True},
         {"compile": True},

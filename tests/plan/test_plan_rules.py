@@ -58,6 +58,7 @@ REQUESTS = [
     request("1f1b", **ALL | {"offload__activations": "realtime", "schedule__post_validation": True}),
     *(request(name, offload__weights="granular") for name in ("ampnet", "zb_h1", "varuna", "bpipe", "chimera")),
     request("1f1b", **ALL | {"parallelism__tensor": 2}),
+    request("1f1b", **ALL | {"parallelism__tensor": 2, "zero__stage": 1}),
     request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("1f1b", offload__activations="superneurons"),

@@ -416,8 +416,10 @@ def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) 
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
         (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "must be one of column, packed_column"),
         (("parallelism.tensor=2", _SHARDING, "optimizer=kfac"), "must be one of adam"),
-        (("parallelism.tensor=2", _SHARDING, "zero=2"), "zero.stage = 2: must be 1 with parallelism.tensor=2"),
-        (("parallelism.tensor=2", _SHARDING, "zero=0"), "must be null or 1"),
+        (
+            ("parallelism.tensor=2", "parallelism.data=2", _SHARDING, "zero=1", "offload=optimizer_cpu"),
+            "offload.optimizer = cpu: must be none with parallelism.tensor=2",
+        ),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
         ((SEQUENCE,), "parallelism.sequence = true: belongs to parallelism.tensor=2"),
         (("parallelism.tensor=4", _SHARDING, SEQUENCE), "6 tokens cannot be divided among 4 ranks"),

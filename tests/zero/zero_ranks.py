@@ -52,7 +52,10 @@ def train_groups(
         ready_operators(("async_io",), accelerator="cpu")
     file = directory / "runs.json"
     file.write_text(json.dumps(groups), encoding="utf-8")
-    paths = os.pathsep.join([str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE.parent)])
+    folders = ("support", "property")  # with models of theirs
+    paths = os.pathsep.join(
+        [str(HERE.parents[2]), *(str(HERE.parents[1] / each) for each in folders), str(HERE.parent)]
+    )
     environment = {
         **os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
         "TORCHELASTIC_RUN_ID": "test", "RUNNER_CACHE": str(directory / "cache"),

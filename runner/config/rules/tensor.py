@@ -43,13 +43,6 @@ _PARTS: Table[RunConfig] = Table(
             "optimizer=adamw",
         ),
         _row(
-            "zero.stage",
-            lambda c: c.zero.stage == 0,
-            "must be null or 1",
-            "Stage 0 is DeepSpeed's own sum, which is not told of parts of weights",
-            "zero=none",
-        ),
-        _row(
             "compression.name",
             lambda c: c.compression.name != "none",
             "must be none",

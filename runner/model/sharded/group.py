@@ -72,6 +72,7 @@ class ShardGroup:
     Args:
         degree: number of these ranks.
         index: the number of this one, from 0.
+        shares_entries: whether layers that read the same tensor share what the ranks exchange for it.
 
     Attributes:
         name: names the group in operators; only this process knows it.
@@ -79,11 +80,12 @@ class ShardGroup:
         is_apart: whether the ranks draw random numbers of their own at present.
     """
 
-    def __init__(self, degree: int, index: int) -> None:
+    def __init__(self, degree: int, index: int, *, shares_entries: bool = True) -> None:
         self.degree, self.index = degree, index
         self.name = f"shards{next(_numbers)}"
         self.exchange: Exchange = _Alone(degree)
         self.is_apart = False
+        self._shares_entries = shares_entries
         self._random: tuple[int, torch.device, Tensor] | None = None  # when the layers that are divided began
         self._entered: dict[int, _Entry] = {}
         _groups[self.name] = self
@@ -113,7 +115,7 @@ class ShardGroup:
 
         The note goes with the tensor: it keeps neither the tensor nor, once that is gone, the entry.
         """
-        if value.is_inference():  # has no count of its changes
+        if not self._shares_entries or value.is_inference():  # which has no count of its changes
             return
         entries, key = self._entered, id(value)
 

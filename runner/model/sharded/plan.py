@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.config.deepspeed import keeps_identities
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
@@ -272,10 +273,11 @@ def division_of(config: RunConfig, made: Any, shard: int | None) -> Division | N
     degree, asked = config.parallelism.tensor, config.parallelism.sharding
     if shard is None or degree == 1:
         return None
+    group = ShardGroup(degree, shard, shares_entries=keeps_identities(config))
     if asked is None:
-        return Division(ShardGroup(degree, shard), rules_of(made), config.parallelism.sequence)
+        return Division(group, rules_of(made), config.parallelism.sequence)
     rules = Rules(tuple((str(pattern), way) for pattern, way in asked.items()), _SHARDING)  # a name may be a number
-    return Division(ShardGroup(degree, shard), rules, config.parallelism.sequence)
+    return Division(group, rules, config.parallelism.sequence)
 
 
 def rules_of(module: Any, name: str = "") -> Rules | None:

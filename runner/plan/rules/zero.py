@@ -19,8 +19,9 @@ _BY_WEIGHT = tuple(name for name, kind in OPTIMIZERS.items() if kind.by_weight)
 
 def shares_by_itself(config: RunConfig, schedule: Schedule) -> bool:
     """Whether the runner, not DeepSpeed, shards states: :class:`runner.optim.states.shared.SharedStates`."""
-    order = traits_of(schedule)
-    return bool(config.zero.stage) and (config.parallelism.tensor > 1 or _holds_several(order) or _runs_twice(order))
+    order, stage = traits_of(schedule), config.zero.stage
+    divides = config.parallelism.tensor > 1 and stage == 1
+    return bool(stage) and (divides or _holds_several(order) or _runs_twice(order))
 
 
 def _holds_several(order: ScheduleTraits) -> bool:
@@ -44,8 +45,15 @@ def _table(
     source: str,
     applies: Callable[[OrderFacts], bool],
     where: str = "schedule={order.name}",
+    fix: str = "schedule=1f1b",
+    *,
+    is_for_all: bool = True,
 ) -> Table[OrderFacts]:
-    """The rules of the runner's own sharding, for layouts with which DeepSpeed's engine cannot be used."""
+    """The rules of the runner's own sharding, for layouts with which DeepSpeed's engine is not used.
+
+    Args:
+        is_for_all: whether DeepSpeed's engine is used with no stage, so that all stages but the first are refused.
+    """
     own = f"{against} ({source}); there the runner itself shares out the states, and these alone"
     needed = f"must be {{}} with {where.replace('{', '{{').replace('}', '}}')}".format
     rows: tuple[Row[OrderFacts], ...] = (
@@ -56,7 +64,7 @@ def _table(
             needed("none"),
             own,
             source,
-            "schedule=1f1b" if "schedule" in where else "parallelism.tensor=1",
+            fix,
         ),
         Row("zero.config", lambda f: f.config.zero.config is not None, needed("null"), own, source, "zero.config=null"),
         Row(
@@ -76,7 +84,7 @@ def _table(
             "precision=bf16_mixed",
         ),
     )
-    return Table(title, rows, applies=lambda f: bool(f.config.zero.stage) and applies(f))
+    return Table(title, rows if is_for_all else rows[1:], applies=lambda f: bool(f.config.zero.stage) and applies(f))
 
 
 SHARING_TABLES = (
@@ -93,11 +101,13 @@ SHARING_TABLES = (
         lambda f: _runs_twice(f.order),
     ),
     _table(
-        "ZeRO with layers that ranks divide",
-        "Its groups would have to be told of parts of weights",
-        "deepspeed/runtime/zero/stage_1_and_2.py counts every parameter that is marked model_parallel on every rank",
-        _divides,
+        "ZeRO 1 with layers that ranks divide",
+        "zero.stage=1 is the same in every schedule",
+        "runner/optim/states/shared.py",
+        lambda f: f.config.zero.stage == 1 and _divides(f),
         "parallelism.tensor={config.parallelism.tensor}",
+        "zero.stage=2",
+        is_for_all=False,
     ),
 )
 """The tables of this file; at most one of them applies to a schedule."""

@@ -28,6 +28,7 @@ from runner.engine.update.gradients import StageGradients
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag
 from runner.optim.operators import load_operators, needed_operators
+from runner.optim.states.whole_norms import part_of
 from runner.strategy.zero.drive import SwapFolder, checked_writes, given_format
 from runner.strategy.zero.flat_pieces import pieces
 from runner.strategy.zero.twin_flow import TwinFlow
@@ -49,21 +50,19 @@ _HELD = (
 
 
 class StageGroups:
-    """Process groups in DeepSpeed's terms: a stage's replicas are data parallel, its pipeline is model parallel.
+    """Process groups in DeepSpeed's terms: a stage's replicas are data parallel, all ranks of one are model parallel.
 
     Every rank must construct it with the same arguments (it makes process groups).
 
     Args:
-        replicas: for every position in the pipeline, the global ranks that hold its stage.
-        pipelines: for every replica, the global ranks of its pipeline.
+        replicas: for every position in the pipeline and part of its layers, the global ranks that hold the same.
+        models: for every replica, the global ranks of its pipeline and of all parts.
         timeout: longest wait for a message.
     """
 
-    def __init__(
-        self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]], timeout: timedelta
-    ) -> None:
+    def __init__(self, replicas: Sequence[Sequence[int]], models: Sequence[Sequence[int]], timeout: timedelta) -> None:
         self._data = _own_group(replicas, timeout)
-        self._model = _own_group(pipelines, timeout)
+        self._model = _own_group(models, timeout)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         return self._data
@@ -170,14 +169,18 @@ class DeepSpeedStage:
         module: the stage.
         settings: DeepSpeed's configuration.
         replicas: number of ranks that hold this stage.
+        is_first_shard: whether this rank is the first of those that divide its layers: it counts whole weights.
     """
 
-    def __init__(self, module: StageModule, settings: Mapping[str, Any], replicas: int) -> None:
+    def __init__(
+        self, module: StageModule, settings: Mapping[str, Any], replicas: int, *, is_first_shard: bool = True
+    ) -> None:
         self.module = module
         self.settings = dict(settings)
         self.stage: int = settings["zero_optimization"]["stage"]
         self.engine: Any = None
         self.replicas = replicas
+        self._is_first_shard = is_first_shard
         self.twin = self._twin_flow()
         self._drive: SwapFolder | None = None
         self.most_gradient_bytes = 0
@@ -192,8 +195,7 @@ class DeepSpeedStage:
                 rate.
         """
         if groups is not None:
-            for parameter in self.module.parameters():
-                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that the norm includes every stage
+            self._mark()
         self._limit_bucket()
         self._limit_swap_buffers()
         with self._own_drive():
@@ -205,6 +207,14 @@ class DeepSpeedStage:
         if hasattr(optimizer, "follow"):  # 8-bit blocks must be those of the whole parameters
             for flat, parts in pieces(self.optimizer, self.stage):
                 optimizer.follow(flat, parts)
+
+    def _mark(self) -> None:
+        """Say which weights DeepSpeed's norm includes: those of every stage; whole ones of divided layers once."""
+        for parameter in self.module.parameters():
+            given: Any = parameter
+            counts = self._is_first_shard or part_of(parameter) is not None
+            given.model_parallel = counts
+            given.ds_pipe_replicated = not counts
 
     def _twin_flow(self) -> TwinFlow | None:
         zero = self.settings["zero_optimization"]

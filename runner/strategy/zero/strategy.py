@@ -29,6 +29,7 @@ from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.settings import settings_of
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
+from runner.strategy.whole_tensors import cut
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
 from runner.strategy.zero.host_moves import measure_moves
 from runner.strategy.zero.stage import STAGE_3, DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
@@ -82,7 +83,8 @@ class ZeroEngineStrategy(EngineStrategy):
             rule = "must be null for weights that stages share"
             raise RequestError([Problem("zero.stage", self._stage, rule, why, "zero.stage=null")])
         (stage,) = stages.values()
-        self.sharding = DeepSpeedStage(stage, self.settings, len(self.view.replicas))
+        replicas, first = len(self.view.replicas), self.view.is_first_shard
+        self.sharding = DeepSpeedStage(stage, self.settings, replicas, is_first_shard=first)
         return self.sharding
 
     def _ties(self) -> Sequence[Tie]:
@@ -123,11 +125,12 @@ class ZeroEngineStrategy(EngineStrategy):
 
     def _groups(self) -> StageGroups | None:
         topology = self.plan.topology
-        pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
-        positions = range(len(pipelines[0]))
-        if len(positions) == 1:
+        models = [topology.model_group(replica) for replica in range(topology.num_replicas)]
+        if len(models[0]) == 1:
             return None
-        return StageGroups([topology.data_group(position) for position in positions], pipelines, self._timeout)
+        positions, shards = range(len(topology.pipeline_group(0))), range(topology.num_shards)
+        replicas = [topology.data_group(position, shard) for position in positions for shard in shards]
+        return StageGroups(replicas, models, self._timeout)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
@@ -204,7 +207,8 @@ class ZeroEngineStrategy(EngineStrategy):
             if FLAT in state:
                 load_flat_states(self.sharding, state[FLAT], state["param_groups"], self._place)
                 return
-            load_states(self.sharding, state)
+            own = {name: entries for name, entries in state["state"].items() if name in self.engine.tags}
+            load_states(self.sharding, {**state, "state": cut(own, self.engine)})
         if "loss_scale" in state:
             self.engine.update.scale.load_state_dict(state["loss_scale"])
 

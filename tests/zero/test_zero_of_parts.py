@@ -1,0 +1,86 @@
+"""DeepSpeed's ZeRO over replicas of layers that ranks divide: the numbers of a plain loop in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import tensor_models
+import torch
+from torch import Tensor
+from zero_ranks import Result, train_groups
+
+from runner.plan.values import RunPlan
+
+PARTS = (
+    "model.target=tensor_models:build", "data.target=tensor_models:data", "loss.target=tensor_models:loss",
+    "parallelism.data=2", "parallelism.tensor=2", "optimizer.lr=0.01", "optimizer.eps=1e-3",
+    "optimizer.weight_decay=0.1", "trainer.grad_clip_norm=0.5", "schedule.microbatches=2", "hardware=laptop_cpu",
+    "trainer.max_steps=3",
+    "parallelism.sharding={"
+    + ",".join(f"{name}:'{way}'" for name, way in (tensor_models.RULES | {"*.head_norm": "partial"}).items())
+    + "}",
+)  # fmt: skip
+RUNS = {
+    "zero_0": (*PARTS, "zero.stage=0"),
+    "zero_2": (*PARTS, "zero.stage=2"),
+    "zero_2_cpu": (*PARTS, "zero.stage=2", "offload.optimizer=cpu"),
+    "zero_2_tokens": (*PARTS, "zero.stage=2", "parallelism.sequence=true"),
+    "zero_3": (*PARTS, "zero.stage=3"),
+    "begun": (*PARTS, "zero.stage=2", "trainer.max_steps=2"),
+    "resumed_3": (*PARTS, "zero.stage=3", "resume={begun}"),
+}
+STAGES = {"zero_2_in_a_pipeline": (*PARTS, "zero.stage=2", "parallelism.pipeline=2")}
+START = {"start": [each for each in PARTS if "tensor=" not in each and "sharding" not in each and "data=2" not in each]}
+_STANDING = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.max_steps=1")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    place = tmp_path_factory.mktemp("parts")
+    saved = {"begun": place / "begun" / "checkpoints" / "step-2.ckpt"}
+    of_four = {
+        name: [word.format(**saved) if "{begun}" in word else word for word in words] for name, words in RUNS.items()
+    }
+    groups: list[tuple[int, Mapping[str, Sequence[str]]]] = [
+        (1, {name: [*words, *_STANDING] for name, words in START.items()}),
+        (4, of_four),
+        (8, STAGES),
+    ]
+    return train_groups(place, groups, seconds=800)
+
+
+@pytest.fixture(scope="module")
+def plain(found: dict[str, Result]) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights of a plain loop over whole batches, from the initial weights."""
+    model = tensor_models.build()
+    model.load_state_dict(found["start"].weights)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    losses = []
+    for step in range(3):
+        samples = [tensor_models.data()[at] for at in range(8 * step, 8 * step + 8)]
+        inputs, targets = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
+        loss = tensor_models.loss(model(inputs), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", [*RUNS, *STAGES])
+def test_a_run_gives_what_one_process_gives(
+    name: str, found: dict[str, Result], plain: tuple[list[float], dict[str, Tensor]]
+) -> None:
+    losses, weights = plain
+    made = found[name]
+    assert made.record["status"] == "ok"
+    assert made.loss == pytest.approx(losses[: len(made.loss)], rel=2e-6)
+    if len(made.loss) == len(losses):
+        for key, value in weights.items():
+            torch.testing.assert_close(made.weights[key], value, rtol=0, atol=3e-5, msg=key)
+    assert made.record["bytes_moved"]["tensor"] == RunPlan.load(made.run_dir).tensor_bytes_sent
+    peak = made.record["peak_memory_bytes"]
+    for counted, predicted in zip(peak["measured"], peak["predicted"], strict=True):
+        assert 0.88 * predicted <= counted <= predicted
