@@ -122,9 +122,18 @@ def _lines(problems: Sequence[Problem]) -> list[str]:
 
 
 class DoesNotFitError(RunnerError):
-    """The run would not fit into memory, or did not; the message names the rank, the part and a remedy."""
+    """The run would not fit into memory, or did not; the message names the rank, the part and a remedy.
+
+    Args:
+        message: the lines.
+        problems: what a plan says; empty if the run had begun.
+    """
 
     exit_status = EXIT_DOES_NOT_FIT
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__(message)
 
 
 class RunFailedError(RunnerError):

@@ -218,6 +218,10 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
+    if alone and not made.fits:
+        from runner.launch.run.fitting import with_layout_that_fits
+
+        made = replace(made, problems=with_layout_that_fits(made.problems, overrides, screen.under_way))
     meet(config, made.profile, first.training, first.validation)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 

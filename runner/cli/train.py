@@ -11,7 +11,7 @@ from runner.cli.arguments import Arguments
 from runner.cli.auto import words_with_layout
 from runner.cli.request import checked, jobs_of
 from runner.config.schema import RunConfig
-from runner.errors import Problem, raise_problems
+from runner.errors import DoesNotFitError, Problem, raise_problems
 from runner.launch.run.find_layout import asks_for_layout
 
 __all__ = ["run"]
@@ -51,7 +51,16 @@ def run(arguments: Arguments) -> int:
     screen.begins(screen.PLANNING)
     from runner.launch.run.start import train
 
-    return train(config, command=command, begun=begun)
+    try:
+        return train(config, command=command, begun=begun)
+    except DoesNotFitError as error:
+        if not error.problems:
+            raise
+        from runner.launch.run.fitting import with_layout_that_fits
+
+        found = with_layout_that_fits(error.problems, request, screen.under_way)
+        screen.under_way("")
+        raise DoesNotFitError("\n".join(problem.line() for problem in found), found) from None
 
 
 def _of_sweeps(config: RunConfig) -> list[Problem]:

@@ -76,7 +76,7 @@ def of_linear_program(of: PlanningProblem, samples: float, stages: int, under_wa
                         parts[place] = parts.get(place, 0.0) + sign * rows[layer - 1][2]
         row(parts, -np.inf, 0.0)
         flight = min(under_way, 2 * (stages - q) - 1)
-        held = {at[layer, q]: 4 * rows[layer][1] + flight * samples * kept.saved[layer] for layer in range(layers)}
+        held = {at[layer, q]: 4 * rows[layer][1] + flight * samples * kept.saved[layer].each for layer in range(layers)}
         row(held, 0, of.memory[of.ranks] - samples * 0.1)
     whole = np.ones(num)
     whole[-1] = 0
@@ -148,7 +148,7 @@ def piper_stage(
     size = 4 * weight + samples * 0.1
     compute = 0.0
     for layer, way in zip(range(first, end), again, strict=True):
-        size += flight * samples * saved[way][layer]
+        size += flight * samples * saved[way][layer].each
         compute += ways[way][layer][0]
     if size > of.memory[of.ranks]:
         return None

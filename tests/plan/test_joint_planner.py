@@ -29,10 +29,10 @@ ORDERS = (Order("1f1b", 1), Order("interleaved_1f1b", 2), Order("zb_h1", 1), Ord
 def kept(name: str, draw: random.Random, layers: int, forward: list[float], share: float) -> Kept:
     again = 0.0 if name == "none" else 1.0
     backward = tuple(Line(0.0, (2.0 + again) * each) for each in forward)
-    saved = tuple(share * draw.uniform(0.5, 1.5) for _ in range(layers))
+    saved = tuple(Line(share * draw.uniform(0.0, 0.3), share * draw.uniform(0.5, 1.2)) for _ in range(layers))
     half = tuple(Line(0.0, each / 2) for _, each in backward)
-    left = tuple(each / 2 for each in saved)
-    return Kept(name, True, saved, left, (0.1,) * layers, backward, half, half)
+    left = tuple(Line(constant / 2, each / 2) for constant, each in saved)
+    return Kept(name, True, saved, left, (Line(0.0, 0.1),) * layers, backward, half, half)
 
 
 def division(tensor: int, draw: random.Random, layers: int) -> Division:

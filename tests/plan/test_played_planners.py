@@ -169,7 +169,7 @@ def fullest(
         for action in actions:
             live[action.stage] += action.op.name == "F"
             held = sum(
-                number * (samples * sum(kept.saved[a:b]) + (rows[a - 1][2] * 4.0 if a else 0.0))
+                number * (samples * sum(line.each for line in kept.saved[a:b]) + (rows[a - 1][2] * 4.0 if a else 0.0))
                 for number, (a, b) in zip(live.values(), ranges, strict=True)
             )
             most = max(most, states + held + samples * 0.1)

@@ -72,7 +72,7 @@ def stage(of: PlanningProblem, first: int, end: int, devices: int, count: int, a
         for way, kept in enumerate(division.kept):
             rows = figures(of, samples, division.tensor, way)[first:end]
             weights = sum(weight for _, weight, _ in rows)
-            saved = samples * sum(kept.saved[first:end]) * min(after + 1, count)
+            saved = samples * sum(line.each for line in kept.saved[first:end]) * min(after + 1, count)
             if samples >= 1 and 4 * weights + saved + samples * 0.1 <= of.memory[4]:
                 sums = 2 * (replicas - 1) * weights / replicas / 4.0 / count
                 options.append(sum(seconds for seconds, _, _ in rows) + sums)

@@ -20,7 +20,8 @@ def problem(seed: int, *, layers: int = 5, ranks: int = 4, tight: bool = False) 
     def way(name: str, again: float, saved: float, tensor: int) -> Kept:
         backward = tuple(Line(0.0, (2 + again) * each / tensor) for each in numbers)
         half = tuple(Line(0.0, each / 2) for _, each in backward)
-        return Kept(name, True, (saved,) * layers, (saved,) * layers, (0.1,) * layers, backward, half, half)
+        kept = (Line(0.0, saved),) * layers
+        return Kept(name, True, kept, kept, (Line(0.0, 0.1),) * layers, backward, half, half)
 
     def of(tensor: int) -> Division:
         size = tuple(each / tensor for each in weights)

@@ -32,6 +32,7 @@ __all__ = [
     "Compared",
     "FoundLayout",
     "LayoutJudge",
+    "asked_problem",
     "asks_for_layout",
     "compare_planners",
     "find_layout",
@@ -77,9 +78,37 @@ def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda l
     Raises:
         RequestError: the request has problems, or no layout can be planned.
     """
+    from runner.plan.planners.choose import choose
+
+    config, problem, judge = asked_problem(words, progress)
+    if config.planner.name != "joint":
+        return _of_published(config.planner.name, problem, judge)
+    chosen = choose(
+        problem,
+        judge.plan,
+        confirm=judge.typed,
+        refuses=judge.refuses,
+        effort=config.parallelism.search,
+        keys_of=judge.keys,
+        progress=progress,
+    )
+    return FoundLayout(tuple(judge.words(chosen.best.keys)), chosen, problem, judge)
+
+
+def asked_problem(
+    words: Sequence[str], progress: Callable[[str], None] = lambda line: None
+) -> tuple[RunConfig, PlanningProblem, LayoutJudge]:
+    """The request of a command line with ``parallelism=auto``, its planning problem, and the judge of answers.
+
+    Args:
+        words: the command line.
+        progress: is told what is done.
+
+    Raises:
+        RequestError: the request has problems.
+    """
     from runner.launch.run.machines import this_machine
     from runner.plan.draft import Machine
-    from runner.plan.planners.choose import choose
     from runner.plan.planners.problem import alone, planning_problem
     from runner.profiling.model import profile_model
 
@@ -99,19 +128,7 @@ def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda l
     machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
     progress("profiling the model ...")
     problem, sizes = planning_problem(config, profile_model, machine, given)
-    judge = LayoutJudge(words, config, sizes, machine)
-    if config.planner.name != "joint":
-        return _of_published(config.planner.name, problem, judge)
-    chosen = choose(
-        problem,
-        judge.plan,
-        confirm=judge.typed,
-        refuses=judge.refuses,
-        effort=config.parallelism.search,
-        keys_of=judge.keys,
-        progress=progress,
-    )
-    return FoundLayout(tuple(judge.words(chosen.best.keys)), chosen, problem, judge)
+    return config, problem, LayoutJudge(words, config, sizes, machine)
 
 
 def _of_published(name: str, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:
@@ -342,9 +359,7 @@ class LayoutJudge:
             setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know
         degrees, sizes = config.parallelism, self._sizes
         samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.computed_microbatches)
-        # Measuring is what takes long. What is saved need not be in proportion: autocast saves casts of weights, too.
-        measured = all(each.seconds_source == "measured" for each in sizes.get(degrees.tensor, ()))
-        known = degrees.tensor in sizes and measured and config.precision == self._config.precision
+        known = degrees.tensor in sizes and config.precision == self._config.precision
         return self._plan(config, interpolated(sizes[degrees.tensor], samples) if known else None)
 
     def typed(self, keys: Mapping[str, Any]) -> RunPlan:

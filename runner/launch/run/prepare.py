@@ -78,7 +78,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     first = first_batches(config)
     plan = measured_plan(config, **asdict(machine or this_machine(config)))
     if not plan.fits:
-        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)
     meet(config, plan.profile, first.training, first.validation)
     for note in empty_microbatch_notes(config):
@@ -176,7 +176,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     first = first_batches(config)
     plan = measured_plan(config)
     if config.memory_limit is not None and not plan.fits:
-        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     meet(config, plan.profile, first.training, first.validation)
 
 

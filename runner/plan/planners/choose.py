@@ -7,7 +7,7 @@ then looks for the best that keeps to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.registry import SPECS
 
-__all__ = ["Choice", "Chosen", "Judge", "Refuses", "choose"]
+__all__ = ["Choice", "Chosen", "Judge", "Refuses", "choose", "fewest_ranks_that_fit"]
 
 Judge = Callable[[Mapping[str, Any]], RunPlan]
 """Plans the request with these keys; raises RequestError if a rule forbids it."""
@@ -126,6 +126,35 @@ def choose(
     found.runners_up = sorted(others, key=lambda each: (not each.plan.fits, chooser.cost(each)))
     found.planned = chooser.planned
     return found
+
+
+def fewest_ranks_that_fit(
+    problem: PlanningProblem,
+    counts: Sequence[int],
+    judge: Judge,
+    refuses: Refuses,
+    keys_of: Callable[[PlanningAnswer], Mapping[str, Any]],
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[Choice | None, int]:
+    """The best plan of the fewest ranks with which something fits, and how many layouts were looked at.
+
+    Args:
+        problem: the problem of the most ranks.
+        counts: numbers of ranks, the smallest first; each divides the most.
+        judge, refuses, keys_of, progress: see :func:`choose`.
+
+    Returns:
+        The plan that lacks least if nothing fits; None if nothing can be planned.
+    """
+    chooser = _Chooser(problem, judge, refuses, keys_of, progress)
+    made = list[Choice]()
+    for ranks in counts:
+        best = chooser.best(replace(problem, ranks=ranks), EFFORTS["quick"])
+        if best is not None:
+            made.append(best)
+            if best.plan.fits:
+                return best, chooser.searched
+    return min(made, key=_lack, default=None), chooser.searched
 
 
 def _confirmed(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], float]) -> list[Choice]:

@@ -316,8 +316,8 @@ def _estimate(problem: PlanningProblem, family: Family) -> float:
     states = sum(state_bytes(setting)) / pipeline
     span, most = _closed_form(family.order, pipeline, family.microbatches)
     for kept in division.kept:
-        held = most * samples * sum(kept.saved) / pipeline
-        if states + held + samples * max(kept.working) <= limit:
+        held = most * sum(line.of(samples) for line in kept.saved) / pipeline
+        if states + held + max(line.of(samples) for line in kept.working) <= limit:
             break
     forward = sum(line.of(samples) for line in division.forward)
     whole = forward + sum(line.of(samples) for line in kept.backward)

@@ -20,7 +20,7 @@ from runner.plan.planners.joint import divisors
 from runner.plan.planners.values import Division, Kept, Line, Lines, Order, PlanningProblem
 from runner.plan.requested_schedule import executed_schedule
 from runner.plan.stages.figures import state_bytes
-from runner.plan.stages.scale import for_samples
+from runner.plan.stages.scale import between, for_samples
 from runner.profile import LayerProfile, ModelProfile
 from runner.schedule.catalogue.registry import ALIASES, SEARCHED, SPECS
 
@@ -84,31 +84,15 @@ def planning_problem(
 
 
 def interpolated(profiles: Sequence[ModelProfile], samples: int) -> ModelProfile:
-    """The profile of another micro-batch size: bytes in proportion, seconds on the lines through those that are known.
+    """The profile of another micro-batch size, on the lines through those that are known.
 
     Args:
         profiles: one or two profiles, that of the smaller size first.
         samples: the size.
     """
-    nearest = min(profiles, key=lambda each: abs(each.samples - samples))
-    if len(profiles) == 1 or nearest.samples == samples:
-        return for_samples(nearest, samples)
-    made = for_samples(nearest, samples)
-    rows = [(*each.layers, each.loss) for each in profiles]
-    forward = _lines(profiles, [[row.forward_seconds for row in each] for each in rows])
-    backward = _lines(profiles, [[row.backward_seconds for row in each] for each in rows])
-    parts = [_lines(profiles, [[row.split_seconds[part] for row in each] for each in rows]) for part in (0, 1)]
-    layers = [
-        replace(
-            row,
-            forward_seconds=forward[at].of(samples),
-            backward_seconds=backward[at].of(samples),
-            input_gradient_seconds=parts[0][at].of(samples),
-            weight_gradient_seconds=parts[1][at].of(samples),
-        )
-        for at, row in enumerate((*made.layers, made.loss))
-    ]
-    return replace(made, layers=tuple(layers[:-1]), loss=layers[-1])
+    if len(profiles) == 1 or profiles[0].samples == profiles[1].samples:
+        return for_samples(profiles[0], samples)
+    return between(profiles[0], profiles[1], samples)
 
 
 def alone(config: RunConfig, tensor: int = 1, samples: int | None = None) -> RunConfig:
@@ -206,14 +190,15 @@ def _division(
     given: Collection[str],
 ) -> tuple[Division, list[ModelProfile]]:
     batch = config.data.batch_size
-    sizes = sorted({max(1, batch // _FEW), max(1, batch // _MANY)})
-    first = profile_of(alone(config, tensor, sizes[0]))
-    profiles = [first]
-    if first.seconds_source == "measured" and len(sizes) > 1:
+    sizes = [max(1, batch // _FEW), max(1, batch // _MANY)]
+    profiles = [profile_of(alone(config, tensor, sizes[0]))]
+    if profiles[0].seconds_source != "measured":
+        sizes = [1, sizes[0]]  # it costs no measurement, and large models have micro-batches of one sample
+        profiles.insert(0, profile_of(alone(config, tensor, 1)))
+    else:
         profiles.append(profile_of(alone(config, tensor, sizes[1])))
-    of_sizes = [min(profiles, key=lambda each: abs(each.samples - size)) for size in sizes]  # noqa: B023
     drafts = [
-        _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, of_sizes, strict=True)
+        _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, profiles, strict=True)
     ]  # a message's latency is the same for all sizes
     rows = [draft.profile for draft in drafts]
     whole = rows[0]
@@ -263,20 +248,19 @@ def _is_no_better(one: Kept, other: Kept) -> bool:
     """Whether another way is as fast and needs less."""
     return (
         one is not other
-        and sum(other.saved) < sum(one.saved)
+        and all(_total(other.saved, few) < _total(one.saved, few) for few in (1, 2**20))
         and sum(line.each for line in other.backward) <= sum(line.each for line in one.backward)
     )
 
 
 def _kept(name: str, by_stage: bool, drafts: Sequence[Draft], profiles: Sequence[ModelProfile]) -> Kept:
     merged = [_merged(each.layers, each.loss) for each in profiles]
-    first, samples = merged[0], profiles[0].samples
     return Kept(
         name=name,
         by_stage=by_stage,
-        saved=tuple(layer.saved_bytes / samples for layer in first),
-        left_to_w=tuple(_left_to_w(layer) / samples for layer in first),
-        working=tuple(_working(layer) / samples for layer in first),
+        saved=_lines(profiles, [[layer.saved_bytes for layer in each] for each in merged]),
+        left_to_w=_lines(profiles, [[_left_to_w(layer) for layer in each] for each in merged]),
+        working=_lines(profiles, [[_working(layer) for layer in each] for each in merged]),
         backward=_lines(profiles, [[layer.backward_seconds for layer in each] for each in merged]),
         input_gradient=_lines(profiles, [[layer.split_seconds[0] for layer in each] for each in merged]),
         weight_gradient=_lines(profiles, [[layer.split_seconds[1] for layer in each] for each in merged]),
@@ -312,13 +296,17 @@ def _merged(layers: Sequence[LayerProfile], loss: LayerProfile) -> list[LayerPro
     return [*layers[:-1], together]
 
 
-def _lines(profiles: Sequence[ModelProfile], seconds: Sequence[Sequence[float]]) -> Lines:
+def _total(lines: Lines, samples: int) -> float:
+    return sum(line.of(samples) for line in lines)
+
+
+def _lines(profiles: Sequence[ModelProfile], figures: Sequence[Sequence[float]]) -> Lines:
     """The lines through what was measured; of one size, through nothing at no samples."""
     few, many = profiles[0].samples, profiles[-1].samples
     if few == many:
-        return tuple(Line(0.0, each / few) for each in seconds[0])
+        return tuple(Line(0.0, each / few) for each in figures[0])
     found = []
-    for one, other in zip(seconds[0], seconds[-1], strict=True):
+    for one, other in zip(figures[0], figures[-1], strict=True):
         each = max(other - one, 0.0) / (many - few)
         found.append(Line(max(one - few * each, 0.0), each))
     return tuple(found)

@@ -67,12 +67,12 @@ class StageTable:
         self.problem, self.setting = problem, setting
         self.num_layers = len(problem.layers)
         division, samples = setting.division, setting.samples
-        self.forward = _sums(_seconds(division.forward, samples))
-        self.backward = self._of_kept(lambda kept: _seconds(kept.backward, samples))
-        self._input_gradient = self._of_kept(lambda kept: _seconds(kept.input_gradient, samples))
-        self._weight_gradient = self._of_kept(lambda kept: _seconds(kept.weight_gradient, samples))
-        self._saved = self._of_kept(lambda kept: [samples * each for each in kept.saved])
-        self._left = self._of_kept(lambda kept: [samples * each for each in kept.left_to_w])
+        self.forward = _sums(_of_samples(division.forward, samples))
+        self.backward = self._of_kept(lambda kept: _of_samples(kept.backward, samples))
+        self._input_gradient = self._of_kept(lambda kept: _of_samples(kept.input_gradient, samples))
+        self._weight_gradient = self._of_kept(lambda kept: _of_samples(kept.weight_gradient, samples))
+        self._saved = self._of_kept(lambda kept: _of_samples(kept.saved, samples))
+        self._left = self._of_kept(lambda kept: _of_samples(kept.left_to_w, samples))
         self._gradient = _sums(division.gradient)
         self._states = _sums(state_bytes(setting))
         self._updaters = setting.data if setting.zero else 1  # ranks that share a stage's update
@@ -93,7 +93,7 @@ class StageTable:
 
     def working(self, kept: int) -> float:
         """The most bytes that one layer takes while it runs."""
-        return self.setting.samples * max(self.setting.division.kept[kept].working)
+        return max(_of_samples(self.setting.division.kept[kept].working, self.setting.samples))
 
     def costs(self, candidates: Candidates) -> BatchedCosts:
         """The durations of the candidates' stages."""
@@ -172,7 +172,7 @@ def state_bytes(setting: Setting) -> list[float]:
     return [sum(size / share for size, share in zip(row, shares, strict=True)) for row in rows]
 
 
-def _seconds(lines: Lines, samples: float) -> list[float]:
+def _of_samples(lines: Lines, samples: float) -> list[float]:
     return [line.of(samples) for line in lines]
 
 

@@ -13,23 +13,26 @@ __all__ = ["Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProbl
 
 
 class Line(NamedTuple):
-    """Seconds of a micro-batch of n samples: ``constant + n * each``."""
+    """Seconds or bytes of a micro-batch of n samples: ``constant + n * each``."""
 
     constant: float
     each: float
 
     def of(self, samples: float) -> float:
-        """The seconds of a micro-batch of ``samples`` samples."""
+        """The seconds or bytes of a micro-batch of ``samples`` samples."""
         return self.constant + samples * self.each
 
 
 Lines: TypeAlias = tuple[Line, ...]
 Sizes: TypeAlias = tuple[float, ...]
+_LINES = ("saved", "left_to_w", "working", "backward", "input_gradient", "weight_gradient")  # of Kept
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One way to keep what layers need for their backwards. Tuples are by layer, bytes are of one sample.
+    """One way to keep what layers need for their backwards. Tuples are by layer.
+
+    Bytes are lines, too, because part of them is there for any number of samples: autocast saves a cast of each weight.
 
     Args:
         name: ``none`` (everything is kept), or a policy of ``activation_checkpoint``.
@@ -42,9 +45,9 @@ class Kept:
 
     name: str
     by_stage: bool
-    saved: Sizes
-    left_to_w: Sizes
-    working: Sizes
+    saved: Lines
+    left_to_w: Lines
+    working: Lines
     backward: Lines
     input_gradient: Lines
     weight_gradient: Lines
@@ -125,9 +128,7 @@ def problem_from_json(text: str) -> PlanningProblem:
     found = json.loads(text)
     divisions = []
     for each in found.pop("divisions"):
-        kept = tuple(
-            Kept(**_tuples(one, ("backward", "input_gradient", "weight_gradient"))) for one in each.pop("kept")
-        )
+        kept = tuple(Kept(**_tuples(one, _LINES)) for one in each.pop("kept"))
         divisions.append(Division(kept=kept, **_tuples(each, ("forward",))))
     return PlanningProblem(
         layers=tuple(found.pop("layers")),

@@ -7,8 +7,10 @@ change, and neither does the part of a backward's transient bytes that is the la
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, replace
+from collections.abc import Mapping
+from dataclasses import astuple, fields, is_dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from runner.profile import (
     BoundaryTensor,
@@ -22,7 +24,7 @@ from runner.profile import (
     SharedPeaks,
 )
 
-__all__ = ["for_samples"]
+__all__ = ["between", "for_samples"]
 
 
 def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
@@ -45,6 +47,45 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         trace=None,  # it cannot be scaled, because only some of its tensors grow with the samples
         rehearsals=(),
     )
+
+
+def between(few: ModelProfile, many: ModelProfile, samples: int) -> ModelProfile:
+    """The profile for micro-batches of ``samples`` samples, on the lines through the figures of two sizes.
+
+    Part of what a layer saves may not grow with the samples, such as the casts of weights that autocast makes.
+
+    Args:
+        few, many: profiles of the same model with fewer and with more samples in a micro-batch.
+        samples: the size, which may be outside of theirs.
+    """
+    if samples in (few.samples, many.samples):
+        return few if samples == few.samples else many
+    nearest = min((few, many), key=lambda each: abs(each.samples - samples))
+    at = Fraction(samples - few.samples, many.samples - few.samples)
+    made: ModelProfile = _between(for_samples(nearest, samples), few, many, at)
+    return made
+
+
+def _between(made: Any, few: Any, many: Any, at: Fraction) -> Any:
+    """Figures at a place between two others; what these do not both have is left as it is."""
+    if not type(made) is type(few) is type(many) or isinstance(made, (bool, str)):
+        return made
+    if is_dataclass(made) and not isinstance(made, type):
+        names = [each.name for each in fields(made)]
+        return replace(
+            made,
+            **{name: _between(getattr(made, name), getattr(few, name), getattr(many, name), at) for name in names},
+        )
+    if isinstance(made, Mapping):
+        return {key: _between(made[key], few.get(key), many.get(key), at) for key in made}
+    if isinstance(made, tuple) and len(made) == len(few) == len(many):
+        values = [_between(*each, at) for each in zip(made, few, many, strict=True)]
+        return type(made)(*values) if hasattr(made, "_fields") else tuple(values)
+    if isinstance(made, int):
+        return few if few == many else math.ceil(few + (many - few) * at)
+    if isinstance(made, float):
+        return max(few + (many - few) * float(at), 0.0)
+    return made
 
 
 def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:

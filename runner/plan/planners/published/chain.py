@@ -54,7 +54,7 @@ class Chain:
             "weight": division.weight,
             "gradient": division.gradient,
             "state": division.state,
-            "saved": [self.samples * each for each in kept.saved],
+            "saved": [line.of(self.samples) for line in kept.saved],
         }
         return {name: list(accumulate(values, initial=0.0)) for name, values in of.items()}
 
@@ -84,7 +84,7 @@ class Chain:
 
     def working(self) -> float:
         """The most bytes of a layer beside what it saves."""
-        return self.samples * max(self.division.kept[self.kept].working)
+        return max(line.of(self.samples) for line in self.division.kept[self.kept].working)
 
     def message(self, end: int) -> float:
         """Seconds of the message after the layers before ``end``; 0 after the last."""
