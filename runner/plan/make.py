@@ -159,6 +159,8 @@ def _make(
         best = best_override(plan, config, replan, measures_threads=times, least_gain=gain)
     reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
     cautions = plan.cautions
+    if not plan.fits:
+        other = None  # a layout that does not fit pays nowhere
     if other is not None and other.pays is False:
         cautions = (Caution("pipeline", other.line), *cautions)
     advice = _ordered(plan.advice, best, other)

@@ -1,4 +1,4 @@
-"""A request that does not fit and that no single change helps: the layout that is advised is planned as it is printed."""
+"""A request that does not fit, and that no single change helps: the layout that is advised fits as it is printed."""
 
 from __future__ import annotations
 

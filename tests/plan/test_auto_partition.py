@@ -11,6 +11,7 @@ from plan_profiles import layer, loss_layer, model
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import HardwareConfig, RunConfig
+from runner.config.units import format_bytes
 from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.time.estimate import with_estimated_seconds
@@ -90,11 +91,14 @@ def test_what_fits_only_in_uneven_stages_is_cut_so() -> None:
     assert plan.partition == ((0, 2), (3, 7))
 
 
-def test_where_nothing_fits_the_lowest_peak_is_shown() -> None:
+def test_where_nothing_fits_even_stages_are_shown_and_the_lowest_peak_is_told() -> None:
     layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
     plan = planned(model(layers), memory_limit="3000")
     assert not plan.fits
-    assert max(plan.peak_memory_bytes) == max(cut_by("memory", model(layers), memory_limit="3000").peak_memory_bytes)
+    assert plan.partition == cut_by("uniform", model(layers), memory_limit="3000").partition
+    lowest = max(cut_by("memory", model(layers), memory_limit="3000").peak_memory_bytes)
+    assert f"the lowest peak of those tried is {format_bytes(lowest)}, by partition=memory" in plan.reasons[-1]
+    assert not any("pipelining" in line for line in plan.advice)  # what does not fit is not advised
 
 
 def test_measured_stages_are_those_that_were_chosen() -> None:

@@ -11,7 +11,8 @@ from runner.plan.stages.scale import for_samples
 from runner.profile import LayerProfile, profile_from_json
 
 _BYTES = st.integers(0, 50)
-_OF_WEIGHTS = ("weight", "gradient", "largest_parameter", "optimizer", "statistics", "home_weight", "home_gradient")
+_OF_STATES = ("optimizer", "statistics", "home_weight", "home_gradient", "elsewhere")
+_OF_WEIGHTS = ("weight", "gradient", "largest_parameter", *_OF_STATES)
 _ADDED_LATER = ("held_output", "pending_output", "copied", "home_optimizer", "fetched")  # to a profile that is scaled
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from runner.config.units import format_seconds
+from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
 from runner.plan.activations import has_peers, moves_boundaries
 from runner.plan.choices import ProgramChoice
@@ -32,7 +32,7 @@ def best_cut(draft: Draft, assemble: Assemble) -> RunPlan:
 
     ``auto`` takes the shortest step that fits, among even stages and stages balanced by seconds. The seconds are the
     profile's: measured, or estimated from FLOPs. If neither fits, stages with even peaks of memory are tried too; if
-    nothing fits, the plan with the lowest peak is returned. Some offload strategies then move boundaries. Another
+    nothing fits, the even stages are returned. Some offload strategies then move boundaries. Another
     policy gives way to even stages where these fit and have a shorter step.
 
     Args:
@@ -72,7 +72,19 @@ def _shortest_cut(draft: Draft, assemble: Assemble, choose: ProgramChoice) -> Ru
             return _told(_shortest(fitting), fitting)
     if not plans:
         raise refusals[0]
-    return min((plan for _, plan in plans.values()), key=_highest_peak)
+    return _shown(list(plans.values()))
+
+
+def _shown(plans: Sequence[tuple[str, RunPlan]]) -> RunPlan:
+    """The first plan of those that do not fit, the even one as a rule, with the lowest peak of them.
+
+    A cut by memory says little to who has to change something else: it puts most layers on the rank with the fewest
+    micro-batches in flight.
+    """
+    (_, shown), *_ = plans
+    name, lowest = min(plans, key=lambda each: _highest_peak(each[1]))
+    told = f"no cut fits; the lowest peak of those tried is {format_bytes(_highest_peak(lowest))}, by partition={name}"
+    return replace(shown, reasons=(*shown.reasons, told))
 
 
 def _shortest(plans: Iterable[tuple[str, RunPlan]]) -> tuple[str, RunPlan]:
