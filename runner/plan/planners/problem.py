@@ -79,6 +79,7 @@ def planning_problem(
         fixed=_fixed(config, given),
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
+        host=draft.host_link if accelerated else None,
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 

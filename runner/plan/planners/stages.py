@@ -14,7 +14,7 @@ from runner.plan.planners.orders import PlayedOrder
 from runner.plan.planners.values import Division, Kept, Lines, PlanningProblem
 from runner.schedule.simulation.batched import BatchedCosts, Numbers
 
-__all__ = ["Candidates", "Setting", "StageTable", "state_bytes"]
+__all__ = ["Candidates", "Setting", "StageTable", "Whole", "state_bytes"]
 
 Whole: TypeAlias = NDArray[np.int64]
 

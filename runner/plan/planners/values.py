@@ -101,6 +101,7 @@ class PlanningProblem:
             ``kept``.
         overhead: seconds of the engine for each action of a rank, besides its layers.
         seconds_source: ``measured`` or ``estimated``.
+        host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
     """
 
     layers: tuple[str, ...]
@@ -117,6 +118,7 @@ class PlanningProblem:
     fixed: Mapping[str, Any] | None = None
     overhead: float = 0.0
     seconds_source: str = "estimated"
+    host: Link | None = None
 
     def to_json(self) -> str:
         """The problem as one JSON document; numbers have full precision."""
@@ -135,6 +137,7 @@ def problem_from_json(text: str) -> PlanningProblem:
         divisions=tuple(divisions),
         memory={int(ranks): size for ranks, size in found.pop("memory").items()},
         link=Link(**found.pop("link")),
+        host=None if (host := found.pop("host", None)) is None else Link(**host),
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),
         **found,
@@ -163,6 +166,7 @@ class PlanningAnswer:
         needs: what the engine lacks for it, each with the reason; empty if it can run.
         replicas: ranks that run each stage in turns, where they differ; empty: one.
         again: the layers that run forward again, where that is chosen by layer; None: as ``kept`` says.
+        offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
     """
 
     planner: str
@@ -179,6 +183,7 @@ class PlanningAnswer:
     needs: tuple[str, ...] = ()
     replicas: tuple[int, ...] = ()
     again: tuple[int, ...] | None = None
+    offload: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -206,7 +211,9 @@ class PlanningAnswer:
             keys["partition"] = "manual"
             keys["partition.boundaries"] = [first for first, _ in self.stages[1:]]
         again = self._layers_again()
-        if again is None:
+        if self.offload is not None:
+            keys["activation_checkpoint"], keys["offload"] = "none", self.offload
+        elif again is None:
             keys["activation_checkpoint"] = self.kept[0]
         else:
             keys["activation_checkpoint"] = "manual"

@@ -209,6 +209,7 @@ def answer_of(
     peak_bytes: float | None = None,
     order: Order | None = None,
     again: tuple[int, ...] | None = None,
+    offload: str | None = None,
     needs: tuple[str, ...] = (),
 ) -> PlanningAnswer:
     """The answer with these stages, and what the engine lacks for it.
@@ -223,6 +224,7 @@ def answer_of(
         seconds, peak_bytes: what the planner's own model says of a step and of the fullest rank.
         order: the schedule; None: 1f1b.
         again: the layers that run forward again, where it is chosen by layer.
+        offload: the strategy that moves what layers save.
         needs: what else the engine lacks for it.
     """
     plain = next((each for each in problem.orders if each.schedule == "1f1b"), None)
@@ -242,4 +244,5 @@ def answer_of(
         tuple(lacks),
         replicas,
         again,
+        offload,
     )

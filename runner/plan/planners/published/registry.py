@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping
 from runner.plan.planners.published import (
     alpa,
     autopipe,
+    beaumont,
     chimera,
     dapple,
+    efftra,
     hetpipe,
     megatron,
     pipe_torch,
     pipedream,
     piper,
+    rl,
     two_bw,
+    unity,
     varuna,
+    vpipe,
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
@@ -30,11 +35,16 @@ PUBLISHED: Mapping[str, Planner] = {
     "2bw": two_bw.plan,
     "piper": piper.plan,
     "alpa": alpa.plan,
+    "unity": unity.plan,
+    "rl": rl.plan,
     "autopipe": autopipe.plan,
     "hetpipe": hetpipe.plan,
     "pipe_torch": pipe_torch.plan,
     "varuna": varuna.plan,
     "chimera": chimera.plan,
+    "efftra": efftra.plan,
     "megatron": megatron.plan,
+    "vpipe": vpipe.plan,
+    "beaumont": beaumont.plan,
 }
 """Every published planner, none of which asks another."""

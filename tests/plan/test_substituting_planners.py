@@ -1,0 +1,165 @@
+"""vPipe's choices and cuts, and Unity's graphs, against every choice, every cut and every graph."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from planning_problems import cuts, problem
+
+from runner.plan.planners.published.chain import Chain
+from runner.plan.planners.published.unity import Costs, Graph, best_graph
+from runner.plan.planners.published.unity import plan as unity
+from runner.plan.planners.published.vpipe import Row, cut_and_ways, in_stage
+from runner.plan.planners.published.vpipe import plan as vpipe
+from runner.plan.planners.values import PlanningProblem
+from runner.plan.values import Link
+
+
+def least_added(rows: list[Row], room: float, hidden: float) -> float | None:
+    """The least added seconds of all 3 to the power of layers choices."""
+    found = []
+    for ways in product("kam", repeat=len(rows)):
+        size = sum({"k": row.kept, "a": row.again, "m": 0.0}[way] for row, way in zip(rows, ways, strict=True))
+        if size <= room:
+            extra = sum(row.extra for row, way in zip(rows, ways, strict=True) if way == "a")
+            copies = sum(row.copy for row, way in zip(rows, ways, strict=True) if way == "m")
+            found.append(extra + max(0.0, copies - hidden - extra))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_vpipe_chooses_for_each_layer_as_all_choices_do(seed: int) -> None:
+    draw = random.Random(seed)
+    kinds = [
+        Row(draw.uniform(1, 4), draw.uniform(0, 0.5), draw.uniform(0.5, 2), draw.uniform(0.5, 4)) for _ in range(3)
+    ]
+    rows = [draw.choice(kinds) for _ in range(7)]
+    for part in (0.0, 0.1, 0.4, 0.8, 1.0):
+        room, hidden = part * sum(row.kept for row in rows), draw.uniform(0, 6)
+        found, least = in_stage(rows, room, hidden), least_added(rows, room, hidden)
+        assert (found is None) == (least is None)
+        if found is not None:
+            assert found.added == pytest.approx(least, rel=1e-12, abs=1e-12)
+            apart = set(found.again), set(found.moved)
+            assert not apart[0] & apart[1]
+            kept = sum(row.kept for at, row in enumerate(rows) if at not in apart[0] | apart[1])
+            assert kept + sum(rows[at].again for at in apart[0]) <= room * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("with_host", [False, True])
+def test_vpipes_cut_fits_and_is_near_the_best_of_all(seed: int, with_host: bool) -> None:
+    of = memory_bound(seed, with_host=with_host)
+    keep, less = (Chain(of, of.divisions[0], 1.0, way) for way in (0, 1))
+    found = cut_and_ways(keep, less, 3, 8)
+    every = [slowest_of(of, ranges) for ranges in cuts(7) if len(ranges) == 3]
+    known = [each for each in every if each is not None]
+    if found is None:
+        assert len(known) < len(every), "moves do not look at every cut, but where all fit, so does the even one"
+        return
+    seconds, cut, _ = found
+    own = slowest_of(of, list(zip(cut, cut[1:], strict=False)))
+    assert own is not None
+    assert seconds == pytest.approx(own, rel=1e-9)
+    assert min(known) * (1 - 1e-9) <= seconds <= min(known) * 1.2
+    even = slowest_of(of, [(0, 3), (3, 5), (5, 7)])
+    assert even is None or seconds <= even * (1 + 1e-12)
+
+
+def memory_bound(seed: int, *, with_host: bool) -> PlanningProblem:
+    """A problem whose first stages do not fit if everything is kept."""
+    of = problem(seed, layers=7)
+    division = of.divisions[0]
+    draw = random.Random(seed)
+    saved = tuple(draw.uniform(1, 4) for _ in range(7))
+    whole, rerun = division.kept
+    kept = replace(whole, saved=saved), replace(rerun, saved=tuple(one / 5 for one in saved))
+    limit = int(2 * sum(division.weight) + sum(saved))
+    host = Link(0.0, 3.0) if with_host else None
+    return replace(of, divisions=(replace(division, kept=kept),), memory={4: limit}, host=host)
+
+
+def slowest_of(of: PlanningProblem, ranges: list[tuple[int, int]]) -> float | None:
+    """Seconds of the slowest of three stages, each with the best of all its choices."""
+    division, found = of.divisions[0], []
+    for stage, (first, end) in enumerate(ranges):
+        layers, flight = range(first, end), 3 - stage
+        seconds = sum(division.forward[at].of(1.0) + division.kept[0].backward[at].of(1.0) for at in layers)
+        rows = [
+            Row(
+                flight * division.kept[0].saved[at],
+                flight * division.kept[1].saved[at],
+                division.kept[1].backward[at].of(1.0) - division.kept[0].backward[at].of(1.0),
+                division.kept[0].saved[at] / 3.0 if of.host is not None else 1e9,
+            )
+            for at in layers
+        ]
+        room = of.memory[4] - 4 * sum(division.weight[at] for at in layers) - 0.1
+        plain = sum(row.kept for row in rows)
+        best = 0.0 if plain <= room else None
+        if best is None:
+            # Nothing moves, or there is room for one layer that leaves and one that comes back.
+            passing = 2 * max(division.kept[0].saved[at] for at in layers)
+            still = [row._replace(copy=1e9) for row in rows]
+            free, tight = least_added(rows, room, seconds), least_added(rows, room - passing, seconds)
+            alone = least_added(still, room, seconds)
+            best = alone if alone is not None and free is not None and alone <= free * (1 + 1e-12) else tight
+        if best is None or best > 1e6:
+            return None
+        found.append(seconds + best)
+    return max(found)
+
+
+def test_vpipe_asks_for_moves_only_where_there_is_a_host_of_its_own() -> None:
+    moved = 0
+    for seed in range(8):
+        here, there = (vpipe(memory_bound(seed, with_host=host)) for host in (False, True))
+        assert here is None or here.offload is None
+        if there is not None and there.offload is not None:
+            moved += 1
+            assert there.overrides({})["offload"] == "activations_vpipe"
+    assert moved
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unity_finds_the_best_of_all_graphs_if_nothing_is_skipped(seed: int) -> None:
+    of = problem(seed, layers=5)
+    costs = Costs(of, 8)
+    every = list(product(costs.places, repeat=5))
+    assert len(every) == 2**5
+    best = min(every, key=costs.seconds)
+    assert best_graph(costs, 0.0, alpha=float("inf"), budget=10**6) == best
+    assert costs.seconds(best_graph(costs, 0.0)) <= costs.seconds((0,) * 5)
+    for graph in every:
+        assert costs.seconds(graph) == pytest.approx(step_of(of, graph), rel=1e-9)
+
+
+def step_of(of: PlanningProblem, graph: Graph) -> float:
+    """Seconds of a step of 8 micro-batches of one sample on 4 devices, by the planner's sum."""
+    whole = 0.0
+    for at, place in enumerate(graph):
+        division = of.divisions[place]
+        data = 4 // division.tensor
+        compute = division.forward[at].of(1.0) + division.kept[0].backward[at].of(1.0)
+        whole += 8 / data * compute + 2 * (data - 1) / data * division.gradient[at] / 4.0
+        if at < 4 and graph[at + 1] != place:
+            whole += 2 * 8 / 4 * of.divisions[0].boundary[at] / 4.0
+    return whole
+
+
+def test_unity_weighs_bytes_where_the_fastest_graph_does_not_fit() -> None:
+    of = problem(2, layers=5)
+    costs = Costs(of, 8)
+    sizes = sorted(costs.size(graph) for graph in product(costs.places, repeat=5))
+    fastest = best_graph(costs, 0.0)
+    tight = replace(of, memory=dict.fromkeys((1, 2, 4), int(costs.size(fastest)) - 1))
+    answer = unity(tight)
+    assert (answer is None) == (sizes[0] > tight.memory[4])
+    if answer is not None:
+        assert answer.peak_bytes is not None
+        assert answer.peak_bytes <= tight.memory[4]
+        assert answer.seconds >= costs.seconds(fastest)
+    assert unity(replace(of, memory=dict.fromkeys((1, 2, 4), int(sizes[0]) - 1))) is None
