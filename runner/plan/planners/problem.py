@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.adjust import adjusted
@@ -79,7 +80,7 @@ def planning_problem(
         fixed=_fixed(config, given),
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
-        host=draft.host_link if accelerated else None,
+        host=draft.host_link if accelerated and _may_move(config) else None,
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 
@@ -113,6 +114,13 @@ def _of_ranks(config: RunConfig, ranks: int) -> RunConfig:
     made = alone(config)
     made.parallelism.data = ranks
     return made
+
+
+def _may_move(config: RunConfig) -> bool:
+    """Whether rules let a strategy choose what moves to the host."""
+    made = alone(config)
+    made.offload.activations = "vpipe"
+    return not any(each.path == "offload.activations" for each in rules(made))
 
 
 def _limit(config: RunConfig, machine: Machine, ranks: int) -> int:
