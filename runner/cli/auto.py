@@ -124,7 +124,8 @@ def _misfit(found: FoundLayout) -> str:
     from runner.launch.run.find_layout import remedies
     from runner.plan.planners.told import misfit_line
 
-    return misfit_line(found.chosen, found.problem, remedies(found))
+    tried = remedies(found) if found.chosen.best.answer.planner == "joint" else []
+    return misfit_line(found.chosen, found.problem, tried)
 
 
 def _text(found: FoundLayout, *, why: bool) -> str:

@@ -116,6 +116,15 @@ def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
     assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
 
 
+def test_a_published_planner_whose_choice_does_not_fit_speaks_of_its_own_choice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = planned([*_AUTO, "planner=pipe_torch", "memory_limit=2kB", "parallelism.ranks=2"], capsys, status=3)
+    line = found["problems"][0]
+    assert line.startswith("planner=pipe_torch chose a layout that does not fit 2.00 kB: it needs ")
+    assert line.endswith("Try planner=joint.")
+
+
 def test_every_planner_is_judged_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *_AUTO, "--planners", "all", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

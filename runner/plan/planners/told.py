@@ -170,11 +170,17 @@ def misfit_line(chosen: Chosen, problem: PlanningProblem, tried: Sequence[tuple[
     peaks = best.plan.peak_memory_bytes
     parts = best.plan.rank_parts[peaks.index(max(peaks))]
     largest = parts.largest()
-    told = (
-        f"no layout of {problem.ranks} rank{'s' if problem.ranks > 1 else ''} fits {format_bytes(limit)}: the nearest "
-        f"needs {format_bytes(best.peak)} ({_layout(best)}; the largest part is {largest}, "
+    if best.answer.planner == "joint":
+        ranks = f"{problem.ranks} rank{'s' if problem.ranks > 1 else ''}"
+        told = f"no layout of {ranks} fits {format_bytes(limit)}: the nearest needs"
+    else:
+        told = f"planner={best.answer.planner} chose a layout that does not fit {format_bytes(limit)}: it needs"
+    told += (
+        f" {format_bytes(best.peak)} ({_layout(best)}; the largest part is {largest}, "
         f"{format_bytes(getattr(parts, largest))})"
     )
+    if best.answer.planner != "joint":
+        return f"{told}. Try planner=joint."
     helps = [f"{words} ({format_bytes(peak)})" for words, peak in tried]
     if not helps:
         return f"{told}. In vain were 2 to 8 times the ranks, ZeRO 3, offload.optimizer=cpu and precision=bf16_master."
