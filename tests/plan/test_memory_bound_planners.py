@@ -17,7 +17,7 @@ from runner.plan.planners.published.efftra import grouped, step_seconds
 from runner.plan.planners.published.efftra import plan as efftra
 from runner.plan.planners.published.rl import learn
 from runner.plan.planners.stages import Candidates, Setting, StageTable
-from runner.plan.planners.values import Order, PlanningProblem
+from runner.plan.planners.values import Line, Order, PlanningProblem
 
 
 def periodic(loads: list[tuple[float, float]], saved: list[float], rooms: list[float], period: float) -> bool:
@@ -72,7 +72,7 @@ def resources(
     for first, end in ranges:
         forward = sum(line.of(samples) for line in division.forward[first:end])
         loads.append((forward, sum(row[0] for row in rows[first:end]) - forward))
-        saved.append(samples * sum(division.kept[0].saved[first:end]))
+        saved.append(samples * sum(line.each for line in division.kept[0].saved[first:end]))
         rooms.append(of.memory[of.ranks] - 4 * sum(row[1] for row in rows[first:end]) - samples * 0.1)
         if end < len(of.layers):
             loads.append((rows[end - 1][2], rows[end - 1][2]))
@@ -84,7 +84,7 @@ def resources(
 @pytest.mark.parametrize("seed", range(20))
 def test_beaumonts_period_is_that_of_the_integer_program(seed: int) -> None:
     of = problem(seed, layers=5)
-    kept = replace(of.divisions[0].kept[0], saved=tuple(1.0 + at for at in range(5)))
+    kept = replace(of.divisions[0].kept[0], saved=tuple(Line(0.0, 1.0 + at) for at in range(5)))
     of = replace(of, divisions=(replace(of.divisions[0], kept=(kept,)),), memory={4: 25 + 3 * (seed % 7)})
     stages = 2 + seed % 2
     found = shortest_period(Chain(of, of.divisions[0], 1.0), stages)

@@ -14,7 +14,7 @@ from runner.plan.planners.published.unity import Costs, Graph, best_graph
 from runner.plan.planners.published.unity import plan as unity
 from runner.plan.planners.published.vpipe import Row, cut_and_ways, in_stage
 from runner.plan.planners.published.vpipe import plan as vpipe
-from runner.plan.planners.values import PlanningProblem
+from runner.plan.planners.values import Line, PlanningProblem
 from runner.plan.values import Link
 
 
@@ -76,7 +76,9 @@ def memory_bound(seed: int, *, with_host: bool) -> PlanningProblem:
     draw = random.Random(seed)
     saved = tuple(draw.uniform(1, 4) for _ in range(7))
     whole, rerun = division.kept
-    kept = replace(whole, saved=saved), replace(rerun, saved=tuple(one / 5 for one in saved))
+    kept = tuple(
+        replace(way, saved=tuple(Line(0.0, part * one) for one in saved)) for way, part in ((whole, 1.0), (rerun, 0.2))
+    )
     limit = int(2 * sum(division.weight) + sum(saved))
     host = Link(0.0, 3.0) if with_host else None
     return replace(of, divisions=(replace(division, kept=kept),), memory={4: limit}, host=host)
@@ -90,10 +92,10 @@ def slowest_of(of: PlanningProblem, ranges: list[tuple[int, int]]) -> float | No
         seconds = sum(division.forward[at].of(1.0) + division.kept[0].backward[at].of(1.0) for at in layers)
         rows = [
             Row(
-                flight * division.kept[0].saved[at],
-                flight * division.kept[1].saved[at],
+                flight * division.kept[0].saved[at].each,
+                flight * division.kept[1].saved[at].each,
                 division.kept[1].backward[at].of(1.0) - division.kept[0].backward[at].of(1.0),
-                division.kept[0].saved[at] / 3.0 if of.host is not None else 1e9,
+                division.kept[0].saved[at].each / 3.0 if of.host is not None else 1e9,
             )
             for at in layers
         ]
@@ -102,7 +104,7 @@ def slowest_of(of: PlanningProblem, ranges: list[tuple[int, int]]) -> float | No
         best = 0.0 if plain <= room else None
         if best is None:
             # Nothing moves, or there is room for one layer that leaves and one that comes back.
-            passing = 2 * max(division.kept[0].saved[at] for at in layers)
+            passing = 2 * max(division.kept[0].saved[at].each for at in layers)
             still = [row._replace(copy=1e9) for row in rows]
             free, tight = least_added(rows, room, seconds), least_added(rows, room - passing, seconds)
             alone = least_added(still, room, seconds)
