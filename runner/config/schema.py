@@ -148,6 +148,9 @@ class ParallelismConfig:
     # also: tp_plan, tensor_plan
     sequence: bool = False  # whether values between divided layers are divided by tokens, too
     # also: sequence_parallel, sp
+    scatter_boundaries: bool | None = None  # whether stages exchange one part per rank that divides layers; null = if
+    # those are on one node, and there are several nodes
+    # also: scatter_gather_tensors_in_pipeline
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
     search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough
     goes_with: dict[str, str] = field(default_factory=dict)

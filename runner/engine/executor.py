@@ -55,7 +55,7 @@ class Executor:
             on_losses=ends.send_loss,
             metrics=options.metrics,
         )
-        self._messages = Messages(rank, sizes_vary=options.sizes_vary)
+        self._messages = Messages(rank, sizes_vary=options.sizes_vary, scatters=options.scatters)
         self._opportunist = Opportunist.of(rank, self._messages)
         self._handlers: dict[Op, Callable[[Action], None]] = {
             Op.F: self._compute.forward,

@@ -44,6 +44,7 @@ class EngineOptions:
         metrics: what is measured at validations beside the loss; the same on every rank.
         sizes_vary: whether what passes between stages may have other shapes and plain values for inputs of the same
             shapes. Each message then follows one that describes it.
+        scatters: whether each of the ranks that divide layers sends a part of what passes between stages.
     """
 
     microbatches: int
@@ -67,6 +68,7 @@ class EngineOptions:
     offload_drive: Path | None = None
     metrics: tuple[Metric, ...] = ()
     sizes_vary: bool = False
+    scatters: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.predict import Swap, predict_time, stage_costs
-from runner.plan.time.tensor import exchanged_bytes, update_bytes
+from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_bytes, with_scattering
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -300,7 +300,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         cautions=cautions,
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
-        tensor_bytes_sent=_tensor_bytes(draft, stages, schedule),
+        tensor_bytes_sent=_tensor_bytes(draft, program, stages, schedule),
         host_activation_bytes=host_activation_bytes(draft, stages.figures),
         weights=stages.weights,
         turns=stages.turns,
@@ -320,6 +320,8 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
     figures = stages.figures
 
     def adjusted(costs: StageCosts) -> StageCosts:
+        ratio = draft.mean_samples / draft.profile.samples
+        costs = with_scattering(costs, draft.config, draft.profile, figures, ratio, draft.link)
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
         return _with_reductions(draft, costs, figures)
 
@@ -387,7 +389,7 @@ def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
     return ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
 
 
-def _tensor_bytes(draft: Draft, stages: Stages, schedule: Schedule) -> float | None:
+def _tensor_bytes(draft: Draft, program: Program, stages: Stages, schedule: Schedule) -> float | None:
     """The bytes of a step that ranks exchange as they divide layers; None, because not counted, if layers run twice."""
     ranks = draft.layout.tensor
     if ranks == 1:
@@ -398,7 +400,9 @@ def _tensor_bytes(draft: Draft, stages: Stages, schedule: Schedule) -> float | N
         return None
     steps = draft.config.data.batch_size / draft.profile.samples
     updates = draft.layout.data * len(schedule.rows) * update_bytes(draft.config, draft.profile, ranks)
-    return ranks * (exchanged_bytes(draft.profile, ranks) * steps + updates)
+    scale = draft.layout.data * draft.mean_samples / draft.profile.samples
+    boundaries = gathered_bytes(draft.config, draft.profile, program, stages.figures) * scale
+    return ranks * (exchanged_bytes(draft.profile, ranks) * steps + updates + boundaries)
 
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:

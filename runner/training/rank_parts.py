@@ -29,6 +29,7 @@ from runner.model.seeds import seeded
 from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
+from runner.plan.time.tensor import scatters
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.profiling.try_loss import tried_of
@@ -238,6 +239,7 @@ def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineSt
         offload_drive=None if config.offload.drive is None else Path(config.offload.drive),
         metrics=load_metrics(config.metrics),
         sizes_vary=sizes_vary,
+        scatters=scatters(config),
     )
     device = device_type(config)
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.message_timeout_seconds}

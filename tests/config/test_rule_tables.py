@@ -69,7 +69,7 @@ COMBINED: list[dict[str, Any]] = [
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     {"logger.name": "none", "logger.others": ["none"]},
     *({"parallelism.tensor": 2} | other for other in (
-        {"optimizer.name": "kfac"}, {"compression.name": "fp16"},
+        {"optimizer.name": "kfac"}, {"parallelism.scatter_boundaries": True}, {"compression.name": "fp16"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},
         {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True}, {"checkpoint.asynchronous": True},
         {"compile": True},
@@ -80,7 +80,7 @@ COMBINED: list[dict[str, Any]] = [
     )),
     {"parallelism.name": "auto", "parallelism.ranks": 0, "parallelism.search": "long"}, {"parallelism.ranks": 4},
     {"planner.name": "dapple"}, {"planner.name": "nobody"},
-    {"parallelism.sequence": True}, {"parallelism.sharding": {"a": "row"}},
+    {"parallelism.sequence": True}, {"parallelism.sharding": {"a": "row"}}, {"parallelism.scatter_boundaries": True},
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},

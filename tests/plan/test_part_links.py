@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
-from runner.plan.time.tensor import exchange_seconds, link_of_parts
+from runner.plan.stages.figures import stage_figures
+from runner.plan.time.predict import stage_costs
+from runner.plan.time.tensor import exchange_seconds, link_of_parts, scatters, with_scattering
 from runner.plan.values import Link
-from runner.profile import Exchange
+from runner.profile import BoundaryTensor, Exchange
 
 NODE = ("hardware.devices_per_node=8", "hardware.network_bytes_per_second=80e9")
 
@@ -29,3 +32,32 @@ def test_exchanges_take_the_messages_of_a_ring() -> None:
     assert exchange_seconds([Exchange("all_gather", 400, 2)], 4, link) == pytest.approx(2 * 3 * (1e-3 + 0.1))
     assert Exchange("all_reduce", 400).sent_bytes(4) == 600
     assert Exchange("reduce_scatter", 400, 3).sent_bytes(4) == 900
+
+
+@pytest.mark.parametrize(
+    ("asked", "pipeline", "scattered"),
+    [
+        ("null", 2, False),
+        ("null", 8, True),
+        ("true", 2, True),
+        ("false", 8, False),
+    ],
+)
+def test_boundaries_are_sent_by_parts_beyond_a_node(asked: str, pipeline: int, scattered: bool) -> None:
+    layout = ("parallelism.tensor=2", f"parallelism.pipeline={pipeline}", f"parallelism.scatter_boundaries={asked}")
+    assert scatters(resolve(["model=gpt", *layout, *NODE])) == scattered
+
+
+def test_a_boundary_by_parts_takes_a_part_and_a_gathering() -> None:
+    """400 bytes between stages over four parts: a message of 100, and then three of 100 between the parts."""
+    config = resolve(
+        ["model=gpt", "parallelism.tensor=4", "parallelism.pipeline=2", "parallelism.scatter_boundaries=true"]
+    )
+    layers = [layer(output_bytes=400, output=(BoundaryTensor(0, 400, 400),)) for _ in range(2)]
+    profile = model(layers)
+    figures, link = stage_figures(profile, ((0, 0), (1, 1))), Link(1e-3, 1000.0)
+    whole = stage_costs(profile, figures, mean_samples=profile.samples, copies=[1, 1], link=link)
+    made = with_scattering(whole, config, profile, figures, 1.0, link)
+    assert list(whole.comm) == [pytest.approx(1e-3 + 0.4)]
+    assert list(made.comm) == [pytest.approx(1e-3 + 0.1 + 3 * (1e-3 + 0.1))]
+    assert list(made.occupancy or ()) == [pytest.approx(0.1)]

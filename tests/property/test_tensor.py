@@ -404,6 +404,35 @@ def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("layout", "boundaries"),
+    [
+        (("parallelism=three_d", "schedule.microbatches=2"), 1),
+        (("parallelism.tensor=4", "parallelism.pipeline=2", "schedule=zb_v", "schedule.microbatches=4"), 2),
+        (("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"), 1),
+    ],
+)
+def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundaries: int, tmp_path: Path) -> None:
+    """Narayanan et al.'s count: one part from each rank, instead of the whole; the same bits arrive."""
+    scatter = "parallelism.scatter_boundaries=true"
+    plain, scattered = tmp_path / "plain", tmp_path / "scattered"
+    whole, made = divided(plain, *layout), divided(scattered, *layout, scatter)
+    assert made.losses == whole.losses
+    expected = weights_of(plain)
+    assert all(torch.equal(value, expected[name]) for name, value in weights_of(scattered).items())
+    ranks = made.plan.topology.num_shards
+    activation = 8 * tensor_models.LENGTH * tensor_models.WIDTH * 4  # of all micro-batches and replicas
+    for kind in ("activations", "activation_gradients"):
+        assert whole.record.bytes_moved[kind] == ranks * boundaries * activation
+        assert made.record.bytes_moved[kind] == boundaries * activation
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+    assert whole.record.bytes_moved["tensor"] == whole.plan.tensor_bytes_sent
+    gathered = 2 * boundaries * (ranks - 1) * activation
+    assert made.record.bytes_moved["tensor"] - whole.record.bytes_moved["tensor"] == gathered
+    for counted, predicted in peaks(made):
+        assert 0.9 * predicted <= counted <= predicted
+
+
+@pytest.mark.parametrize(
     ("overrides", "text"),
     [
         (("parallelism.tensor=2", "model.target=tensor_models:undividable"), "must divide a layer"),
@@ -421,6 +450,11 @@ def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) 
             "offload.optimizer = cpu: must be none with parallelism.tensor=2",
         ),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
+        (("parallelism.scatter_boundaries=true",), "parallelism.scatter_boundaries = true: belongs to"),
+        (
+            ("parallelism.tensor=2", "parallelism.scatter_boundaries=true", _SHARDING),
+            "parallelism.scatter_boundaries = true: needs parallelism.pipeline=2 or more",
+        ),
         ((SEQUENCE,), "parallelism.sequence = true: belongs to parallelism.tensor=2"),
         (("parallelism.tensor=4", _SHARDING, SEQUENCE), "6 tokens cannot be divided among 4 ranks"),
         (

@@ -43,6 +43,15 @@ _PARTS: Table[RunConfig] = Table(
             "optimizer=adamw",
         ),
         _row(
+            "parallelism.scatter_boundaries",
+            lambda c: (
+                bool(c.parallelism.scatter_boundaries) and (c.parallelism.sequence or c.parallelism.pipeline == 1)
+            ),
+            "needs parallelism.pipeline=2 or more and parallelism.sequence=false",
+            "Without stages nothing passes between them, and with divided tokens ranks send parts already",
+            "parallelism.scatter_boundaries=null",
+        ),
+        _row(
             "compression.name",
             lambda c: c.compression.name != "none",
             "must be none",
@@ -119,6 +128,14 @@ _NO_PARTS: Table[RunConfig] = Table(
             "It divides values between layers that ranks divide",
             fix="parallelism.tensor=2",
             when=lambda c: is_given(c, "parallelism.sequence"),
+        ),
+        Row(
+            "parallelism.scatter_boundaries",
+            lambda c: bool(c.parallelism.scatter_boundaries),
+            "belongs to parallelism.tensor=2 and more",
+            "It divides what stages exchange among ranks that divide layers",
+            fix="parallelism.tensor=2",
+            when=lambda c: is_given(c, "parallelism.scatter_boundaries"),
         ),
     ),
     applies=lambda c: c.parallelism.tensor == 1,

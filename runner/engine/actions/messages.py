@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from runner.engine.actions.scattered import Scattering
 from runner.engine.context import RankContext, number_of
 from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.base import Channel, Handle
@@ -31,11 +32,12 @@ _CHANNELS = {
 
 @dataclass
 class Incoming:
-    """Tensors that are being received."""
+    """Tensors that are being received; ``complete`` fills what other ranks of a group have received of them."""
 
     handles: list[Handle]
     tensors: list[Tensor]
     spec: BoundarySpec | None = None
+    complete: Callable[[], None] | None = None
 
     def has_arrived(self) -> bool:
         return all(handle.is_completed() for handle in self.handles)
@@ -45,6 +47,8 @@ class Incoming:
         start = timeline.moment()
         for handle in self.handles:
             handle.wait()
+        if self.complete is not None:
+            self.complete()
         timeline.add("waiting", start)
 
 
@@ -62,12 +66,14 @@ class Messages:
     Args:
         rank: what the parts of the executor share.
         sizes_vary: whether every boundary is announced anew with each of its messages; else the first time alone.
+        scatters: whether each rank of those that divide layers sends a part of a boundary.
     """
 
-    def __init__(self, rank: RankContext, *, sizes_vary: bool = False) -> None:
+    def __init__(self, rank: RankContext, *, sizes_vary: bool = False, scatters: bool = False) -> None:
         self.bytes_sent = dict.fromkeys(Payload, 0)
         self._rank = rank
         self._sizes_vary = sizes_vary
+        self._scattering = Scattering(rank.tensor_group if scatters else None)
         self._left: dict[tuple[int, int], BoundarySpec] = {}  # what has left for a while, by stage and micro-batch
         self._specs: dict[_Boundary, BoundarySpec] = {}  # for each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # for each stage's output
@@ -127,6 +133,7 @@ class Messages:
         """Wait for all messages in both directions, and drop them with everything else in the buffers."""
         for value in self._rank.buffers.clear():
             if isinstance(value, Incoming):
+                value.complete = None  # the others may not come to it
                 value.wait(self._rank.timeline)
             elif isinstance(value, Outgoing):
                 value.wait()
@@ -145,10 +152,11 @@ class Messages:
             messages = self._leaving(action, key, sent)
         elif payload is Payload.GRADIENT:
             made = self._rank.buffers.take("input_gradient", stage, microbatch)
-            _, messages = self._announce(self._announced_gradients, key, made, sent)
-            messages = [alone(message) for message in messages]
+            spec, messages = self._announce(self._announced_gradients, key, made, sent)
+            messages = self._scattering.parts([alone(message) for message in messages], _needing(spec, payload))
         else:
-            _, messages = self._announce(self._announced, key, self._output(action), sent)
+            spec, messages = self._announce(self._announced, key, self._output(action), sent)
+            messages = self._scattering.parts(messages, _needing(spec, payload))
         assert payload is not None
         for message in messages:
             if window.training:
@@ -252,11 +260,15 @@ class Messages:
             known = spec = self._told(self._specs, key)
         assert payload is not None
         tensors = known.allocate(self._rank.transport.device)
-        channel = _CHANNELS[payload]
-        handles = [self._rank.transport.receive(message, peer, channel) for message in known.in_memory(tensors)]
+        channel, messages, complete = _CHANNELS[payload], known.in_memory(tensors), None
+        if payload is not Payload.STASH:
+            needing = _needing(known, payload)
+            complete = self._scattering.putting_together(messages, needing)
+            messages = self._scattering.parts(messages, needing)
+        handles = [self._rank.transport.receive(message, peer, channel) for message in messages]
         kinds = {Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
         kind = "returned" if returns else kinds.get(payload, "input")
-        self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
+        self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec, complete))
 
     def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
         """The shapes of a boundary, which its sender announces the first time, or each time."""
@@ -270,6 +282,11 @@ class Messages:
     def _peer(self, action: Action) -> int:
         assert action.peer is not None
         return self._rank.view.pipeline[action.peer]
+
+
+def _needing(spec: BoundarySpec, payload: Payload | None) -> list[bool]:
+    """For each tensor of a boundary, whether it has a gradient, or is one."""
+    return [payload is Payload.GRADIENT or each.requires_grad for each in spec.tensors]
 
 
 def alone(message: Tensor) -> Tensor:

@@ -62,6 +62,27 @@ class TensorGroup:
         self._count(value.nbytes)
         return self._summed([part.contiguous() for part in value.chunk(len(self._ranks), dim)])
 
+    def divides(self, message: Tensor, needs_gradient: bool) -> bool:
+        """Whether a message that all ranks have is sent by parts."""
+        return needs_gradient and message.is_floating_point() and not message.numel() % len(self._ranks)
+
+    def own_part(self, message: Tensor) -> Tensor:
+        """This rank's part of a contiguous tensor; a view."""
+        return self._parts(message)[self._index]
+
+    def complete(self, message: Tensor) -> None:
+        """Fill the others' parts of a contiguous tensor, of which each rank has its own."""
+        self._count(message.nbytes)
+        parts = self._parts(message)
+        others = [(parts[at], rank) for at, rank in enumerate(self._ranks) if at != self._index]
+        waits = [self._transport.receive(part, rank, Channel.PARTS) for part, rank in others]
+        waits += [self._transport.send(parts[self._index], rank, Channel.PARTS) for _, rank in others]
+        for handle in waits:
+            handle.wait()
+
+    def _parts(self, message: Tensor) -> Sequence[Tensor]:
+        return message.view(-1).chunk(len(self._ranks))
+
     def _all_reduced_in_order(self, value: Tensor) -> Tensor:
         self._count(2 * value.nbytes)  # without what makes all parts as long
         flat = value.reshape(-1)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.zero import weight_widths
+from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link
 from runner.profile import Exchange, LayerProfile, ModelProfile
+from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.values import Op, Payload, Program
 
-__all__ = ["exchanged_bytes", "exchange_seconds", "link_of_parts", "update_bytes", "with_exchanges"]
+__all__ = [
+    "exchange_seconds",
+    "exchanged_bytes",
+    "gathered_bytes",
+    "link_of_parts",
+    "scatters",
+    "update_bytes",
+    "with_exchanges",
+    "with_scattering",
+]
 
 _MATRIX, _HALF_WIDTH = 2, 2
 
@@ -29,6 +41,74 @@ def link_of_parts(config: RunConfig, link: Link) -> Link:
         return link
     share = network / per_node
     return replace(link, bytes_per_second=min(share, link.bytes_per_second or share))
+
+
+def scatters(config: RunConfig) -> bool:
+    """Whether each rank of those that divide layers sends a part of what passes between stages.
+
+    If the request leaves it open, it is so where these ranks are on one node and the run has several.
+    """
+    asked, here = config.parallelism, config.hardware.devices_per_node
+    if asked.tensor == 1 or asked.sequence or asked.pipeline == 1:
+        return False
+    if asked.scatter_boundaries is not None:
+        return asked.scatter_boundaries
+    return here is not None and not here % asked.tensor and asked.pipeline * asked.data * asked.tensor > here
+
+
+def with_scattering(
+    costs: StageCosts,
+    config: RunConfig,
+    profile: ModelProfile,
+    figures: Sequence[StageFigures],
+    ratio: float,
+    link: Link,
+) -> StageCosts:
+    """The costs, if parts of boundaries are sent and then put together over the link between parts.
+
+    Args:
+        costs: with whole boundaries.
+        config: the request.
+        profile, figures: the model and its stages.
+        ratio: samples of a micro-batch for one of the profile's.
+        link: between neighbouring stages.
+    """
+    if not scatters(config):
+        return costs
+    ranks, within = config.parallelism.tensor, link_of_parts(config, link)
+    comm, occupancy = [], []
+    for stage in figures[:-1]:
+        parts = scattered_bytes(config, profile.layers[stage.last])[0]
+        sent = (stage.output_bytes - parts + parts / ranks) * ratio
+        gathered = exchange_seconds([Exchange("all_gather", round(parts * ratio), 1)], ranks, within) if parts else 0.0
+        comm.append(link.seconds(sent) + gathered)
+        occupancy.append(link.transfer_seconds(sent))
+    return replace(costs, comm=comm, occupancy=occupancy)
+
+
+def scattered_bytes(config: RunConfig, layer: LayerProfile) -> tuple[int, int]:
+    """The bytes of a layer's output that are sent by parts, and of its gradient."""
+    ranks, width = config.parallelism.tensor, weight_widths(config)[0]
+    parts = [each for each in layer.output if each.gradient_bytes and not each.num_bytes // width % ranks]
+    return sum(each.num_bytes for each in parts), sum(each.gradient_bytes for each in parts)
+
+
+def gathered_bytes(
+    config: RunConfig, profile: ModelProfile, program: Program, figures: Sequence[StageFigures]
+) -> float:
+    """The bytes that each rank sends, of all stages together, to put together the boundaries of one micro-batch's size.
+
+    They are those of one window, for as many micro-batches of the profile's size as it has.
+    """
+    if not scatters(config):
+        return 0.0
+    total, ranks = 0.0, config.parallelism.tensor
+    for action in (each for row in program.actions for each in row if each.op is Op.SEND):
+        if action.payload in (Payload.ACTIVATION, Payload.INPUT, Payload.GRADIENT):
+            back = action.payload is Payload.GRADIENT
+            layer = profile.layers[figures[action.stage - back].last]
+            total += scattered_bytes(config, layer)[back]
+    return (ranks - 1) / ranks * total / program.schedule.windows
 
 
 def with_exchanges(profile: ModelProfile, ranks: int, link: Link) -> ModelProfile:
