@@ -40,7 +40,7 @@ def _write(run_dir: Path) -> None:
     store = dist.distributed_c10d._get_default_store()
     store.set("told", "a secret")
     stranger = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20)
+        address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)
     )
     told = {
         "sockets": len(places),

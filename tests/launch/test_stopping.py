@@ -35,8 +35,10 @@ print(ending.interrupted_by, ending.returncodes)
 """
 
 
-def _told(directory: Path, *numbers: int, seconds: float, nohup: bool = False) -> tuple[str, bool]:
-    """What the command prints, and whether its rank has saved."""
+def _told(
+    directory: Path, *numbers: int, seconds: float, nohup: bool = False, until_it_ends: bool = False
+) -> tuple[str, bool]:
+    """What the command prints, and whether its rank has saved; of signals that meet, a process gets one."""
     line = [sys.executable, "-c", SLOW, str(seconds)]
     process = subprocess.Popen(
         ["nohup", *line] if nohup else line,
@@ -51,7 +53,10 @@ def _told(directory: Path, *numbers: int, seconds: float, nohup: bool = False) -
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.2)
-    said, _ = process.communicate(timeout=60)
+    while until_it_ends and process.poll() is None:
+        process.send_signal(numbers[-1])
+        time.sleep(0.2)
+    said, _ = process.communicate(timeout=600)
     return said.strip(), (directory / "saved").exists()
 
 
@@ -70,7 +75,7 @@ def test_signals_after_the_first_do_not_disturb_the_save(numbers: tuple[int, ...
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    said, saved = _told(tmp_path, signal.SIGTERM, signal.SIGINT, signal.SIGINT, seconds=600.0)
+    said, saved = _told(tmp_path, signal.SIGTERM, signal.SIGINT, signal.SIGINT, seconds=600.0, until_it_ends=True)
     assert said == f"{int(signal.SIGTERM)} (-9,)"
     assert not saved
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from property_models import KINDS
 
 import runner
+from runner.config.rules.tensor import OF_PARTS
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.weights import WEIGHT_STRATEGIES
@@ -304,17 +305,23 @@ _PARTS = (
 def _divided(drawn: _Draw, made: Drawn) -> Drawn:
     """The request with layers that two ranks divide, in every second one that could have them; resumed with or without.
 
+    Between these layers, each of the ranks has all tokens, or its own.
+
     It is drawn last, so that other requests are what they were before there were such ranks.
     """
     words, kind = drawn.words, OPTIMIZERS[drawn.words.get("optimizer", "auto")]
     ranks = int(words["parallelism.pipeline"]) * int(words["parallelism.data"])
-    fits = KINDS[words["model.kwargs.kind"]].divides and kind.elementwise and "compression" not in words
+    fits = KINDS[words["model.kwargs.kind"]].divides and kind.name in OF_PARTS and "compression" not in words
     if ranks > MOST_RANKS // 2 or not drawn.often(0.5 if fits else 0.02):
         return made
-    words["parallelism.tensor"] = "2"
+    words |= (parts := _parts(drawn))
     if made.resumed and drawn.often(0.5):
-        return replace(made, resumed=made.resumed | {"parallelism.tensor": "2"})
+        return replace(made, resumed=made.resumed | (parts if drawn.often(0.5) else _parts(drawn)))
     return made
+
+
+def _parts(drawn: _Draw) -> Words:
+    return {"parallelism.tensor": "2"} | ({"parallelism.sequence": "true"} if drawn.often(0.4) else {})
 
 
 def _other_layout(drawn: _Draw) -> Words:

@@ -1,25 +1,31 @@
-"""Runs many requests of small models quietly, and profiles equal ones once, in this process and without files."""
+"""Runs many requests of small models quietly; equal ones are profiled and traced once, in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from torch import nn
+from torch._guards import detect_fake_mode
+
 from runner.config.schema import RunConfig
 from runner.errors import RunnerError
 from runner.model.apart import ApartError
+from runner.model.boundary import flatten
+from runner.model.traced.module_structure import form_of, structure_of
+from runner.model.traced.operators import Program, trace
 from runner.optim.catalogue.registry import optimizer_of
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Within it, nothing is logged, and equal models are profiled once."""
-    with _silently(), _profiles_shared():
+    """Within it, nothing is logged, and equal models are profiled and traced once."""
+    with _silently(), _profiles_shared(), _traces_shared():
         yield
 
 
@@ -45,7 +51,29 @@ def _profiles_shared() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _traces_shared() -> Iterator[None]:
+    """Within it, layers that ranks divide are traced once where they are alike: all ranks of all runs trace them."""
+    with mock.patch("runner.model.sharded.traced.trace", _traced_once):
+        yield
+
+
 _FOUND: dict[str, Any] = {}
+_TRACED: dict[Hashable, dict[bool, Program]] = {}
+_MOST_TRACED = 50
+
+
+def _traced_once(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
+    tensors, structure = flatten(inputs)
+    if detect_fake_mode([*tensors, *model.parameters()]) is not None:
+        return trace(model, inputs, target)
+    key = structure_of(model), tuple(map(form_of, tensors)), repr(structure)
+    if key not in _TRACED:
+        made = trace(model, inputs, target)
+        if len(_TRACED) == _MOST_TRACED:
+            _TRACED.clear()
+        _TRACED[key] = made
+    return _TRACED[key]
 
 
 def _called_here(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -80,7 +80,8 @@ class Task:
 
 @dataclass
 class Result:
-    """The losses, the gradients of each step as an optimizer gets them, and the weights and buffers at the end.
+    """The losses, the gradients of each step as an optimizer gets them, the weights and buffers at the end, and the
+    trained weights before the first step.
 
     A step that is skipped has no gradients. A weight with several names has the first of them.
     """
@@ -88,6 +89,7 @@ class Result:
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    begins: dict[str, Tensor] = field(default_factory=dict)
 
 
 def mixed(*parts: int | str) -> int:
@@ -273,7 +275,8 @@ def train(task: Task) -> Result:
     """Train in one process, with random generators as they were before afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        training, result = _Training(task), Result()
+        training = _Training(task)
+        result = Result(begins=training.kept[0])
         for number, replicas in enumerate(training.batches()):
             training.step(number, replicas, result)
         training._use_buffers(0)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draws import Drawn, Words
-from oracles import WrongError, check
+from oracles import check
+from tensor_equality import WrongError
 
 _MODEL = ("model.target", "model.kwargs.kind", "data.target", "data.kwargs.kind", "loss.target")
 _SMALLER = {"parallelism.pipeline", "parallelism.data", "schedule.microbatches", "data.batch_size", "schedule.chunks"}

@@ -24,7 +24,7 @@ class Together:
 
     def __init__(self, size: int) -> None:
         self.parts = [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=600)
 
     def of(self, rank: int) -> Exchange:
         return OfRank(self, rank)
@@ -76,7 +76,7 @@ def by_replica(
         threads.append(threading.Thread(target=run))
         threads[-1].start()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
     return [results[rank] for rank in range(size)]
 
 

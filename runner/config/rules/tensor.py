@@ -10,22 +10,23 @@ from runner.config.rules.values import is_given
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 
-__all__ = ["TENSOR_TABLES"]
+__all__ = ["OF_PARTS", "TENSOR_TABLES"]
 
 _WHOLE = "parallelism.tensor=1"
 _DECIDING = ("coop", "dtr", "mimose")
-_OF_PARTS = tuple(
+OF_PARTS = tuple(
     sorted(
         name
         for name, kind in OPTIMIZERS.items()
         if kind.state_bytes is None and (kind.elementwise or kind.norms_from is not None or kind.whole_matrices)
     )
 )
+"""The optimizers that can update parts of weights."""
 
 
 def _takes_parts(config: RunConfig) -> bool:
     kind = find_optimizer(config.optimizer)
-    return kind is not None and kind.name in _OF_PARTS
+    return kind is not None and kind.name in OF_PARTS
 
 
 def _row(path: str, breaks: Callable[[RunConfig], bool], rule: str, why: str, fix: str) -> Row[RunConfig]:
@@ -38,7 +39,7 @@ _PARTS: Table[RunConfig] = Table(
         _row(
             "optimizer.name",
             lambda c: not _takes_parts(c),
-            f"must be one of {', '.join(_OF_PARTS)}",
+            f"must be one of {', '.join(OF_PARTS)}",
             "The others look at whole weights, or at blocks of them, of which a rank has only a part",
             "optimizer=adamw",
         ),
