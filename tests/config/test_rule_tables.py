@@ -69,7 +69,8 @@ COMBINED: list[dict[str, Any]] = [
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     {"logger.name": "none", "logger.others": ["none"]},
     *({"parallelism.tensor": 2} | other for other in (
-        {"optimizer.name": "kfac"}, {"parallelism.scatter_boundaries": True}, {"compression.name": "fp16"},
+        {"optimizer.name": "kfac"}, {"parallelism.scatter_boundaries": True},
+        {"compression.name": "mine", "compression.target": "a:b"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},
         {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True}, {"checkpoint.asynchronous": True},
         {"compile": True},

@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensor_models
 import torch
+from plain_compressors import Plain, halves, largest, signs
+from plain_compressors import train as train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
@@ -211,6 +216,87 @@ def test_matrices_are_made_orthogonal_whole(layout: tuple[str, ...], tmp_path: P
     assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
     for counted, predicted in peaks(made):
         assert 0.9 * predicted <= counted <= predicted
+
+
+def _by_parts(plain: Plain, ranks: int) -> Plain:
+    """A compressor of each part of a weight by itself; ``kept`` has the weight's way, and what is kept of each part."""
+
+    def parts(tensor: Tensor, way: str) -> list[Tensor]:
+        if way == "packed_column:3":
+            packed = tensor.unflatten(0, (3, ranks, -1))
+            return [packed[:, at].flatten(0, 1) for at in range(ranks)]
+        if way in ("embedding", "column_gathered"):
+            rows = -(-len(tensor) // ranks)
+            return list(
+                functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, ranks * rows - len(tensor))).split(rows)
+            )
+        return list(tensor.chunk(ranks, 1 if way == "row" else 0))
+
+    def join(each: list[Tensor], way: str, like: Tensor) -> Tensor:
+        if way == "packed_column:3":
+            return torch.stack([part.unflatten(0, (3, -1)) for part in each], 1).flatten(0, 2)
+        return torch.cat(each, 1 if way == "row" else 0)[: len(like)]
+
+    def by_parts(tensors: Sequence[Tensor], kept: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+        way = kept["way"]
+        if way is None:
+            return plain(tensors, kept)
+        cut = [parts(tensor, way) for tensor in tensors]
+        made = [plain([row[at] for row in cut], kept) for at in range(ranks)]
+        total = join([sums for sums, _ in made], way, tensors[0])
+        return total, [join([sent[at] for _, sent in made], way, each) for at, each in enumerate(tensors)]
+
+    return by_parts
+
+
+def _way_of(name: str) -> str | None:
+    module, _, kind = name.rpartition(".")
+    way = next((way for pattern, way in tensor_models.RULES.items() if fnmatch(module, pattern)), None)
+    return None if way == "row" and kind == "bias" else way
+
+
+@pytest.mark.parametrize(
+    ("compressor", "plain_one", "steps"),
+    [
+        (("compression=fp16", "compression.error_feedback=false"), halves(torch.float16), STEPS),
+        (("compression=topk", "compression.density=0.25"), largest(0.25), STEPS),
+        (("compression=signsgd",), signs(vote=False), 1),  # then rounding has decided signs of gradients that are zero
+    ],
+)
+def test_each_part_of_a_gradient_is_compressed_by_itself(
+    compressor: tuple[str, ...], plain_one: Plain, steps: int, start: dict[str, Tensor], tmp_path: Path
+) -> None:
+    named = (
+        *compressor,
+        "parallelism.data=2",
+        "parallelism.tensor=2",
+        "trainer.grad_clip_norm=null",
+        f"trainer.max_steps={steps}",
+    )
+    whole, first, second = tmp_path / "whole", tmp_path / "first", tmp_path / "second"
+    made = divided(whole, *named)
+    model = tensor_models.build()
+    model.load_state_dict(start)
+    samples = [tensor_models.data()[at] for at in range(8 * steps)]
+    inputs, targets = (torch.stack([sample[part] for sample in samples]).split(8) for part in (0, 1))
+    expected = train_plainly(
+        model,
+        lambda output, target: tensor_models.loss(output, target) * len(target),
+        list(zip(inputs, targets, strict=True)),
+        _by_parts(plain_one, 2),
+        replicas=2,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1, eps=1e-3),
+        feedback="false" not in str(compressor),
+        kept={at: {"way": _way_of(name)} for at, (name, _) in enumerate(model.named_parameters())},
+    )
+    of_keys = [name for name in expected if name.endswith("three.bias")]  # they have no gradient but rounding
+    require_same_weights(weights_of(whole), expected, [name for name in expected if steps > 1 or name not in of_keys])
+    assert made.record.bytes_moved["weight_gradients"] == made.plan.gradient_bytes_sent
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+    if "topk" in compressor[0]:  # what is left over goes on
+        divided(first, *named, "trainer.max_steps=2")
+        divided(second, *named, f"resume={first}/checkpoints/step-2.ckpt")
+        assert all(torch.equal(value, weights_of(whole)[name]) for name, value in weights_of(second).items())
 
 
 _ADAPTED = ("three", "out", "gate", "down", "head")

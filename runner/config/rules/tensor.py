@@ -8,7 +8,7 @@ from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table
 from runner.config.rules.values import is_given
 from runner.config.schema import RunConfig
-from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, find_optimizer
 
 __all__ = ["OF_PARTS", "TENSOR_TABLES"]
 
@@ -54,9 +54,9 @@ _PARTS: Table[RunConfig] = Table(
         ),
         _row(
             "compression.name",
-            lambda c: c.compression.name != "none",
-            "must be none",
-            "The approximation of a part is another one than a part of the approximation",
+            lambda c: c.compression.name not in COMPRESSORS,
+            f"must be one of {', '.join(COMPRESSORS)}",
+            "Nothing says that your own gives the same for weights that all ranks have whole, beside other parts",
             "compression=none",
         ),
         _row(

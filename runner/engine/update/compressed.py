@@ -17,6 +17,7 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import ReducerState
 from runner.model.seeds import mix_seed
 from runner.optim.compression.rounds import Compress, Exchanged, Kept, Parts, Rounds, Total, Turn
+from runner.optim.states.whole_norms import part_of
 
 __all__ = ["CompressedSum"]
 
@@ -81,6 +82,11 @@ class CompressedSum:
         for parameter, total in zip(gradients.parameters, found.sums, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(total)
+        for parameter, left in zip(gradients.parameters, found.left or (), strict=False):
+            part = part_of(parameter)
+            if part is not None and parameter.grad is not None:  # some send a sign of zeros, too
+                part.clear_padding(parameter.grad)
+                part.clear_padding(left)
         residuals = [left / scale for left in found.left] if self._residuals is not None else None
         self._coming = residuals, [*found.kept]
 

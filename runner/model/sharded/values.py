@@ -99,3 +99,9 @@ class HeldPart:
 
     def own(self, whole: Tensor) -> Tensor:
         return self.shard.cut(whole)
+
+    def clear_padding(self, part: Tensor) -> None:
+        rows = part.shape[self.shard.dim]
+        padded = min(rows, max(0, rows * (self.shard.index + 1) - self.shard.whole[self.shard.dim]))
+        if self.shard.padding and padded:
+            part.narrow(self.shard.dim, rows - padded, padded).zero_()

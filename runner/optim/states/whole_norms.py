@@ -35,6 +35,10 @@ class PartOfWeight(Protocol):
         """This rank's part of a whole tensor."""
         ...
 
+    def clear_padding(self, part: Tensor) -> None:
+        """Set to zero, in place, the rows of a tensor like the part that the whole one does not have."""
+        ...
+
 
 def part_of(weight: Tensor) -> PartOfWeight | None:
     """What a divided weight knows of itself; None: it is whole."""
