@@ -59,9 +59,11 @@ def plain(
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def _trained(model: nn.Module, steps: int = STEPS, batch: int = 8) -> list[float]:
+def _trained(
+    model: nn.Module, steps: int = STEPS, batch: int = 8, optimizer: Any = None, norm: float = 0.5
+) -> list[float]:
     trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1, eps=1e-3)
+    optimizer = optimizer or torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1, eps=1e-3)
     samples, losses = tensor_models.data(), []
     for step in range(steps):
         places = [(step * batch + at) % len(samples) for at in range(batch)]
@@ -69,7 +71,7 @@ def _trained(model: nn.Module, steps: int = STEPS, batch: int = 8) -> list[float
         loss = tensor_models.loss(model(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(trained, 0.5)
+        torch.nn.utils.clip_grad_norm_(trained, norm)
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
@@ -223,18 +225,17 @@ def _by_parts(plain: Plain, ranks: int) -> Plain:
 
     def parts(tensor: Tensor, way: str) -> list[Tensor]:
         if way == "packed_column:3":
-            packed = tensor.unflatten(0, (3, ranks, -1))
+            packed = tensor.view(3, ranks, -1, *tensor.shape[1:])
             return [packed[:, at].flatten(0, 1) for at in range(ranks)]
         if way in ("embedding", "column_gathered"):
             rows = -(-len(tensor) // ranks)
-            return list(
-                functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, ranks * rows - len(tensor))).split(rows)
-            )
+            padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, ranks * rows - len(tensor)))
+            return list(padded.chunk(ranks))
         return list(tensor.chunk(ranks, 1 if way == "row" else 0))
 
     def join(each: list[Tensor], way: str, like: Tensor) -> Tensor:
         if way == "packed_column:3":
-            return torch.stack([part.unflatten(0, (3, -1)) for part in each], 1).flatten(0, 2)
+            return torch.stack([part.view(3, -1, *part.shape[1:]) for part in each], 1).flatten(0, 2)
         return torch.cat(each, 1 if way == "row" else 0)[: len(like)]
 
     def by_parts(tensors: Sequence[Tensor], kept: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
@@ -278,7 +279,7 @@ def test_each_part_of_a_gradient_is_compressed_by_itself(
     model = tensor_models.build()
     model.load_state_dict(start)
     samples = [tensor_models.data()[at] for at in range(8 * steps)]
-    inputs, targets = (torch.stack([sample[part] for sample in samples]).split(8) for part in (0, 1))
+    inputs, targets = (torch.stack([sample[part] for sample in samples]).chunk(steps) for part in (0, 1))
     expected = train_plainly(
         model,
         lambda output, target: tensor_models.loss(output, target) * len(target),
@@ -373,6 +374,27 @@ def test_late_weights_are_as_late_as_without_parts(schedule: str, tmp_path: Path
     made = divided(parts, *layout, "parallelism.tensor=2")
     require_close(made.losses, expected.losses)
     require_same_weights(weights_of(parts), weights_of(whole))
+
+
+@pytest.mark.parametrize("late", [("schedule.distance=1",), ("parallelism.pipeline=1", "schedule.wave=1")])
+def test_workers_of_parts_exchange_as_workers_of_whole_layers(
+    late: tuple[str, ...], start: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """DistBelief's layout: as without parts; and, where nothing is late, what one process gives."""
+    plainly = ("optimizer=sgd", "optimizer.momentum=0", "optimizer.lr=0.1", "trainer.grad_clip_norm=null")
+    common = [each for each in _COMMON if not each.startswith(("optimizer.", "trainer.grad"))]
+    named = (*common, *plainly, "optimizer.weight_decay=0", "parallelism=distbelief", *late)
+    made = train(resolve([*named, _SHARDING]), _made(tmp_path / "parts"))
+    expected = train(resolve([*named, "parallelism.tensor=1"]), _made(tmp_path / "whole"))
+    require_close(made.losses, expected.losses)
+    require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
+    if "schedule.wave=1" in late:
+        model = tensor_models.build()
+        model.load_state_dict(start)
+        losses = _trained(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), norm=torch.inf)
+        require_close(made.losses, losses)
+        require_same_weights(weights_of(tmp_path / "parts"), {k: v.detach() for k, v in model.state_dict().items()})
 
 
 def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path: Path) -> None:
