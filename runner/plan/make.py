@@ -31,7 +31,7 @@ from runner.plan.reductions import reductions, sent_bytes, with_compression
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
 from runner.plan.search.advice import Comparison, compare_without_pipeline, misfit
-from runner.plan.search.choose import choose
+from runner.plan.search.choose import choose, with_named_order
 from runner.plan.search.improve import Improvement, best_override
 from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
@@ -146,7 +146,8 @@ def _make(
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
         fresh = profile_of is not None and _profiled_as(changed) != _profiled_as(config)
-        return _planned(changed, profile_of(changed) if fresh and profile_of else profile, machine)
+        named = with_named_order(changed, plan.schedule)
+        return _planned(named, profile_of(changed) if fresh and profile_of else profile, machine)
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
     by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time

@@ -91,7 +91,8 @@ def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: Co
     for placed, bound in bounds:
         if best.fits and _span(best.schedule, costs_of) <= _CLOSE * bound:
             break  # the placements that follow have larger bounds
-        found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, split=split)
+        least = best.seconds if best.fits else float("inf")
+        found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, split=split, below=least)
         if found is not None and found.fits:
             best = _best([best, found])
     return Choice(best, tuple(named), _span(best.schedule, costs_of) / bounds[0][1])
@@ -141,15 +142,21 @@ def _is_split(schedule: Schedule) -> bool:
 
 
 def _list_scheduled(
-    request: ScheduleRequest, placed: Schedule, costs: StageCosts, rate: Rate, *, split: bool
+    request: ScheduleRequest, placed: Schedule, costs: StageCosts, rate: Rate, *, split: bool, below: float
 ) -> Rated | None:
-    """The shortest order under the largest limit under which one fits; None if there is none."""
+    """The shortest order under the largest limit under which one fits; None if there is none.
+
+    Orders whose computes alone take ``below`` seconds are not rated, nor are smaller limits looked at then: with fewer
+    micro-batches under way nothing gets shorter.
+    """
     for limit in _limits(request):
         orders = list_orders(FOUND, placed, costs, limit, split=split)
         timed = [(simulate(order, costs).makespan, index, order) for index, order in enumerate(orders)]
         if not timed:
             continue
-        order = min(timed)[-1]
+        span, _, order = min(timed)
+        if span >= below:
+            return None
         worth = rate(order)
         if worth is None:
             return None

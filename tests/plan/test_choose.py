@@ -10,10 +10,12 @@ from plan_profiles import layer, model
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan.make import make_plan
+from runner.plan.search.choose import with_named_order
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
+from runner.schedule.search import search
 from runner.schedule.values import Op
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
@@ -107,3 +109,28 @@ def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:
     config.schedule.asynchronous = "allowed"
     config.trainer.grad_clip_norm = 1.0
     assert not make_plan(config, model(EVEN)).schedule.is_asynchronous
+
+
+def test_advice_searches_no_second_time_and_fits_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def counted(*given: Any) -> Any:
+        searches.append(given)
+        return search(*given)
+
+    def split(microbatches: int, limit: int) -> RunPlan:
+        config = request("auto", memory_limit=f"{limit}B")
+        config.schedule.microbatches, config.data.batch_size = microbatches, 64
+        return make_plan(
+            config, model([layer(saved_bytes=40_000 // microbatches)] * 8, samples=64 // microbatches), suggest=True
+        )
+
+    peak = max(split(4, 10**9).peak_memory_bytes)
+    monkeypatch.setattr("runner.plan.search.choose.search", counted)
+    plan = split(4, peak // 4)
+    assert len(searches) == 1
+    assert not plan.fits
+    (told,) = [word for word in plan.problems[0].fix.split() if word.startswith("schedule.microbatches=")]
+    assert split(int(told.partition("=")[2]), peak // 4).fits
+    asked = request(plan.schedule.name, plan.schedule.chunks)
+    assert with_named_order(asked, plan.schedule) is asked

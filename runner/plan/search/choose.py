@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
+from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED, SPECS
@@ -16,7 +18,7 @@ from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Schedule
 
-__all__ = ["choose"]
+__all__ = ["choose", "with_named_order"]
 
 _SHORTER = 0.999  # factor by which a step must be shorter for it to matter: seconds are measured
 
@@ -59,6 +61,27 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
         if found is not None and (found.seconds < _SHORTER * choice.best.seconds or not choice.best.fits):
             plan, reason = plans[found.schedule], f"{_late(found, choice.best)}; synchronous: {reason}"
     return replace(plan, advice=(reason, *plan.advice), reasons=(reason, *plan.reasons))
+
+
+def with_named_order(config: RunConfig, chosen: Schedule) -> RunConfig:
+    """A changed request that leaves its order to the plan, with the one that was chosen before the change.
+
+    Another search for every change would take as long as the first one each time. An order of its own, and one that
+    does not suit the change, give way to 1f1b, so that the search finds nothing that is longer than what is told.
+
+    Args:
+        config: the changed request.
+        chosen: the order of the request before.
+    """
+    if not is_chosen_by_plan(config):
+        return config
+    made = copy.deepcopy(config)
+    asked = made.schedule
+    request = ScheduleRequest(made.parallelism.pipeline, asked.microbatches, chosen.chunks)
+    spec = SPECS.get(chosen.name)
+    suits = spec is not None and spec.accepts(request)
+    asked.name, asked.chunks = (chosen.name, chosen.chunks) if suits else ("1f1b", None)
+    return made
 
 
 def _asynchronous(request: ScheduleRequest, rate: Callable[[Schedule], tuple[float, bool] | None]) -> Rated | None:
