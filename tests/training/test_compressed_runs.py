@@ -24,7 +24,7 @@ def planned(*overrides: str) -> RunPlan:
 
 
 def test_a_plan_predicts_what_is_sent_kept_and_how_long_it_takes() -> None:
-    slow = (*LAYOUT, "hardware.link_bytes_per_second=1e6")
+    slow = (*LAYOUT, "hardware=laptop_cpu", "hardware.link_bytes_per_second=1e6")
     plain, sparse = planned(*slow), planned(*slow, "compression=topk", "compression.density=0.05")
     elements = plain.profile.num_parameters
     assert plain.gradient_bytes_sent == 2 * elements * 4  # each of two replicas sends all of its gradients
