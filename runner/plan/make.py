@@ -408,7 +408,8 @@ def _tensor_bytes(draft: Draft, program: Program, stages: Stages, schedule: Sche
 
 def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:
     """Bytes of activations that all ranks move to their hosts' memory in a step; as many come back."""
-    return sum(stage.moved_bytes for stage in figures) * draft.config.data.batch_size / draft.profile.samples
+    steps = draft.layout.tensor * draft.config.data.batch_size / draft.profile.samples
+    return sum(stage.moved_bytes for stage in figures) * steps
 
 
 def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[str, ...]:

@@ -252,8 +252,8 @@ class RunPlan:
     def host_weight_bytes(self) -> Traffic:
         """Bytes of weights that all ranks fetch from their hosts in a step, and of gradients that they send there."""
         moved = [rank.traffic for rank in self.turns]
-        replicas = self.layout["data"]
-        return Traffic(replicas * sum(one.weights for one in moved), replicas * sum(one.gradients for one in moved))
+        ranks = self.layout["data"] * self.layout["tensor"]
+        return Traffic(ranks * sum(one.weights for one in moved), ranks * sum(one.gradients for one in moved))
 
     @property
     def has_bubble(self) -> bool:

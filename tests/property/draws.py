@@ -311,7 +311,7 @@ def _divided(drawn: _Draw, made: Drawn) -> Drawn:
     """
     words, kind = drawn.words, OPTIMIZERS[drawn.words.get("optimizer", "auto")]
     ranks = int(words["parallelism.pipeline"]) * int(words["parallelism.data"])
-    fits = KINDS[words["model.kwargs.kind"]].divides and kind.name in OF_PARTS and "compression" not in words
+    fits = KINDS[words["model.kwargs.kind"]].divides and kind.name in OF_PARTS
     if ranks > MOST_RANKS // 2 or not drawn.often(0.5 if fits else 0.02):
         return made
     words |= (parts := _parts(drawn))

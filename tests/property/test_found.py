@@ -77,6 +77,12 @@ FOUND = {
         "recurrent",
         "schedule=pipefisher parallelism.pipeline=2 schedule.microbatches=5 data.batch_size=40 optimizer=kfac",
     ),
+    "each rank that divides a layer moves its activations": Found(
+        "shared", "parallelism.tensor=2 data.batch_size=4 offload=activations_vdnn_all"
+    ),
+    "each rank that divides a layer moves its weights": Found(
+        "shared", "parallelism.tensor=2 data.batch_size=4 offload=weights_blockswap model.kwargs.layers=8"
+    ),
     "what several stages share is not compressed": Found(
         "tied",
         "schedule=gpipe parallelism.pipeline=2 parallelism.data=2 schedule.microbatches=2 data.batch_size=4"

@@ -21,6 +21,7 @@ from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError, RunFailedError
+from runner.launch.run.prepare import prepare
 
 STEPS = 3
 HEAD_NORMS = {"*.head_norm": "partial"}
@@ -151,6 +152,16 @@ def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: 
                 torch.testing.assert_close(each, parameter.grad, rtol=1e-5, atol=1e-6)
         squares = sum(float(each.square().sum()) for each in found) / (2 if found[0].shape == parameter.shape else 1)
         assert squares == pytest.approx(float(parameter.grad.square().sum()), rel=1e-4, abs=1e-9), name
+
+
+@pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
+def test_the_work_of_a_step_is_that_of_the_model(sequence: str) -> None:
+    """Up to the head, whose 13 tokens are padded to 14; so the MFU of two ranks is not half of what it is."""
+    whole, parts = (
+        prepare(resolve([*_COMMON, *words]), place_is_made=True).work.flops
+        for words in ((), (_SHARDING, "parallelism.tensor=2", sequence))
+    )
+    assert 1 <= parts / whole < 1 + 1 / 14
 
 
 @pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "parallelism.pipeline=2"])

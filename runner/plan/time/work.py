@@ -18,7 +18,7 @@ class Work:
     Args:
         samples: samples of a step.
         tokens: tokens of a step; None if a sample is not a sequence of tokens.
-        flops: floating-point operations of a step, without recomputation.
+        flops: floating-point operations of the model in a step, without recomputation.
         peak_flops: FLOP/s of all devices together at their peak; None if it is not known.
     """
 
@@ -41,13 +41,19 @@ class Work:
 
 
 def work_of(config: RunConfig, profile: ModelProfile) -> Work:
-    """The work of a step of a request; the FLOPs of the profiled micro-batch are scaled to the samples of a step."""
+    """The work of a step of a request; the FLOPs of the profiled micro-batch are scaled to the samples of a step.
+
+    A layer that ranks divide has one rank's in the profile, and one that each of them has whole is computed alike.
+    """
     samples, degrees = config.data.batch_size, config.parallelism
-    rows = (*profile.layers, profile.loss)
+    flops = 0.0
+    for row in (*profile.layers, profile.loss):
+        ranks = degrees.tensor if row.forward_exchanges or row.backward_exchanges else 1
+        flops += ranks * (row.forward_flops + row.backward_flops)
     peak = config.hardware.flops.get(PRECISIONS[config.precision.name].arithmetic)
     return Work(
         samples=samples,
         tokens=profile.tokens_per_sample * samples if profile.tokens_per_sample else None,
-        flops=sum(row.forward_flops + row.backward_flops for row in rows) * samples / profile.samples,
+        flops=flops * samples / profile.samples,
         peak_flops=peak * degrees.pipeline * degrees.data * degrees.tensor if peak else None,
     )
