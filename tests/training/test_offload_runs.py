@@ -12,7 +12,8 @@ from runner.profiling.model import profile_model
 from runner.strategy.pipeline import EngineStrategy
 
 SMALL = (
-    "model=mlp", "model.kwargs.width=48", "model.kwargs.layers=6", "data.batch_size=16", "device=cpu", "partition=uniform",
+    "model=mlp", "model.kwargs.width=48", "model.kwargs.layers=6", "data.batch_size=16", "device=cpu",
+    "partition=uniform",
 )  # fmt: skip
 OFFLOAD = "offload=activations_async"
 
