@@ -27,6 +27,7 @@ __all__ = [
     "CostConfig",
     "DataConfig",
     "HardwareConfig",
+    "KernelsConfig",
     "LauncherConfig",
     "LoggerConfig",
     "LossConfig",
@@ -307,6 +308,15 @@ class ApproximateBackwardConfig:
 
 
 @dataclass
+class KernelsConfig:
+    """By what means of torch the operators that a model calls are computed."""
+
+    name: str = "none"
+    attention: str | None = None  # eager: operator by operator; fused: one; null = as torch chooses
+    # also: attn_implementation, use_flash_attn, flash_attention
+
+
+@dataclass
 class OptimizerConfig:
     name: str = "adamw"
     lr: float = 1e-3  # learning rate; the peak if lr_scheduler changes it
@@ -541,6 +551,7 @@ class RunConfig:
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
     # also: activation_checkpoint.mode, recompute_granularity
     approximate_backward: ApproximateBackwardConfig = field(default_factory=ApproximateBackwardConfig)
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     # also: optim, optimizer_type, optimizer.type

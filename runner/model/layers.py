@@ -36,6 +36,7 @@ from runner.model.ties import find_ties, first_names, tied_names
 __all__ = [
     "Around",
     "LayerSource",
+    "LayerWrap",
     "Part",
     "StageModule",
     "build_stage",
@@ -48,6 +49,10 @@ __all__ = [
 ]
 
 BeforeLayer = Callable[[int], None]
+
+
+LayerWrap = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+"""Makes a function of a layer's function."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class LayerSource:
     label: str = ""
     spread: bool = False
     step: Callable[[Any], Any] | None = None
-    around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None
+    around: LayerWrap | None = None
 
     def calling(self, module: nn.Module) -> Callable[[Any], Any]:
         """The function from the layer's input to its output, for its built module."""

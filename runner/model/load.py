@@ -21,7 +21,8 @@ from runner.model.data import LossFunction, example_batch, load_loss
 from runner.model.embeddings import with_tensor_trains, with_tensor_trains_later
 from runner.model.fake import fake_tensors
 from runner.model.freeze import frozen
-from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
+from runner.model.kernels import Kernels, kernels_of
+from runner.model.layers import LayerSource, LayerWrap, StageModule, build_stage, layers_of, make_model
 from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
@@ -63,6 +64,7 @@ class LoadedModel:
         module: the LightningModule from which they came, if any.
         step: the module's own training step, if that is the only layer.
         approximation: what is approximated in the backward of the layers; None: nothing.
+        kernels: the means by which attention is computed; None: torch chooses.
         made: what the model function returned.
         division: how its weights are divided among ranks; None: they are whole.
         has_own_loss: whether the loss is the module's own, and not the one that the request names.
@@ -73,6 +75,7 @@ class LoadedModel:
     module: Any | None = None
     step: OwnStep | None = None
     approximation: Approximation | None = None
+    kernels: Kernels | None = None
     made: Any = None
     division: Division | None = None
     has_own_loss: bool = False
@@ -118,12 +121,17 @@ def load_model(
     approximation = approximation_of(config)
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]
+    kernels = kernels_of(config.kernels)
+    if kernels is not None:
+        layers = [replace(layer, around=_both(layer.around, kernels.around)) for layer in layers]
     loss = loaded.loss
     if logits and division is not None:
         from runner.model.sharded.logits import loss_of_parts
 
         loss = loss_of_parts(loss, config.loss, division)
-    return replace(loaded, layers=layers, loss=loss, approximation=approximation, made=made, division=division)
+    return replace(
+        loaded, layers=layers, loss=loss, approximation=approximation, kernels=kernels, made=made, division=division
+    )
 
 
 def _division_of(config: RunConfig, made: Any, shard: int | None) -> Division | None:
@@ -145,6 +153,10 @@ def _of_tokens(layers: list[LayerSource], config: RunConfig, division: Division)
 
     inputs, dtype = _traced_inputs([layer.given for layer in layers], config), dtype_of(config.precision.name)
     return sequenced_layers(layers, inputs, dtype, config.model.target, division)
+
+
+def _both(inner: LayerWrap | None, outer: LayerWrap) -> LayerWrap:
+    return outer if inner is None else lambda function: outer(inner(function))
 
 
 def approximation_of(config: RunConfig) -> Approximation | None:

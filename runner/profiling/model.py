@@ -25,7 +25,6 @@ from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.apart import ApartError, EndedError, apart
-from runner.model.approximate.layers import Approximation
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
@@ -276,7 +275,7 @@ def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: b
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:  # what is found in traces is checked there
             raise_problems(part_problems(config, model, fake_inputs))
-    raise_problems(_without_effect(config, model.approximation))
+    raise_problems(_without_effect(config, model))
     return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
 
 
@@ -322,7 +321,7 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:
             raise_problems(part_problems(config, model, inputs))
-    raise_problems(_without_effect(config, model.approximation))
+    raise_problems(_without_effect(config, model))
     return replace(profile, sizes_vary=True)
 
 
@@ -335,8 +334,12 @@ def _on_largest_samples(config: RunConfig, inputs: Any, targets: Any) -> tuple[M
     return replace(_on_real_tensors(config, *others), sizes_were_seen_to_vary=True), *others
 
 
-def _without_effect(config: RunConfig, approximation: Approximation | None) -> Iterator[Problem]:
-    """A problem if no layer has called what the request approximates."""
+def _without_effect(config: RunConfig, model: LoadedModel) -> Iterator[Problem]:
+    """Problems if no layer has called what the request approximates, or wants to be computed otherwise."""
+    if model.kernels is not None and not model.kernels.found:
+        rule, why = "must find an attention", "The model never calls torch's scaled_dot_product_attention"
+        yield Problem("kernels.attention", config.kernels.attention, rule, why, "kernels=none")
+    approximation = model.approximation
     if approximation is None:
         return
     what = {"bits": "activation function of torch", "ratio": "linear map of torch", "four_bits": "linear map of torch"}

@@ -44,7 +44,7 @@ UNKNOWN = [
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
     "offload.activations", "offload.weights", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
-    "approximate_backward.name", "adapter.name", "embedding.name",
+    "approximate_backward.name", "kernels.name", "adapter.name", "embedding.name",
     "schedule.asynchronous",
 ]  # fmt: skip
 OF_SLURM = {
@@ -81,6 +81,7 @@ COMBINED: list[dict[str, Any]] = [
     )),
     {"parallelism.name": "auto", "parallelism.ranks": 0, "parallelism.search": "long"}, {"parallelism.ranks": 4},
     {"planner.name": "dapple"}, {"planner.name": "nobody"},
+    {"kernels.attention": "quick"}, {"kernels.attention": "fused", "compile": True},
     {"parallelism.sequence": True}, {"parallelism.sharding": {"a": "row"}}, {"parallelism.scatter_boundaries": True},
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},

@@ -73,6 +73,31 @@ def narrowing(tokens: int = TOKENS) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(tokens, WIDTH), nn.Sequential(nn.Linear(WIDTH, tokens + 1)), nn.Softmax(-1))
 
 
+class _Dropping(Block):
+    """A block that drops some of its attention's probabilities."""
+
+    def forward(self, value: Tensor) -> Any:
+        heads = value.view(*value.shape[:2], HEADS, -1).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1 if self.training else 0.0)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def dropping(tokens: int = TOKENS) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(tokens, WIDTH), _Dropping(WIDTH, 0.0), nn.Linear(WIDTH, tokens))
+
+
+class _Attending(nn.MultiheadAttention):
+    """Self-attention by torch's module."""
+
+    def forward(self, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(value, value, value, need_weights=False)[0]
+
+
+def attending(tokens: int = TOKENS) -> nn.Sequential:
+    attention = _Attending(WIDTH, HEADS, batch_first=True)
+    return nn.Sequential(nn.Embedding(tokens, WIDTH), attention, nn.Linear(WIDTH, tokens))
+
+
 class _Mean(nn.Embedding):
     """The mean of the tokens' vectors."""
 

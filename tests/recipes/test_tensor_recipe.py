@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from runner.profiling.model import profile_model
 from runner.recipes.tensor.__main__ import markdown
 from runner.recipes.tensor.counted import Layout, Size, formula_bytes, words
 from runner.recipes.tensor.figures import draw
+from runner.recipes.tensor.stages import Grid, formulas, grid_words, grids
 
 SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, samples=2)
 
@@ -20,6 +22,15 @@ SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, sampl
 def test_the_formula_is_what_the_plan_counts_operator_by_operator(layout: Layout) -> None:
     config = resolve([*words(SMALL, layout), "hardware=laptop_cpu"])
     assert make_plan(config, profile_model(config)).tensor_bytes_sent == formula_bytes(SMALL, layout)
+
+
+@pytest.mark.parametrize("grid", grids(), ids=lambda each: each.name)
+def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
+    size = replace(SMALL, layers=2, width=16, heads=4, sequence_length=8, vocab_size=12, samples=8)
+    config = resolve([*grid_words(size, grid), "hardware=laptop_cpu"])
+    plan = make_plan(config, profile_model(config))
+    assert plan.tensor_bytes_sent == formulas(size, grid)["parts"]
+    assert plan.gradient_bytes_sent == formulas(size, grid)["replicas"]
 
 
 def test_a_block_sums_twice_in_each_pass() -> None:

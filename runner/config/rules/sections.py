@@ -9,6 +9,7 @@ from runner.config.rules.adapter import ADAPTER_TABLES
 from runner.config.rules.approximations import APPROXIMATION_TABLES
 from runner.config.rules.compression import COMPRESSION_TABLES
 from runner.config.rules.embedding import EMBEDDING_TABLES
+from runner.config.rules.kernels import KERNEL_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
 from runner.config.rules.learning_rate import LEARNING_RATE
 from runner.config.rules.machine import MACHINE
@@ -38,6 +39,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *OPTIMIZER_TABLES,
     *COMPRESSION_TABLES,
     *APPROXIMATION_TABLES,
+    *KERNEL_TABLES,
     LEARNING_RATE,
     *PRECISION_TABLES,
     TRAINER,

@@ -18,7 +18,7 @@ class MemoryNeeds:
         batch_samples: number of samples of one optimizer step on one replica.
         temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`; by default those of Adam and
             similar optimizers.
-        whole_temporaries: those among ``temporaries`` that are of a whole matrix, also where ranks have parts of it.
+        whole_temporaries: how many of these are as large as a whole matrix where ranks divide it, too.
         norm_copies: while the norm of gradients is taken, how many times the bytes of one gradient exist beside it, in
             float64; 0 if the norm is not taken.
         at_once: bytes that an update makes and drops for each byte of the gradients of all stages of a rank.

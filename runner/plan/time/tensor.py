@@ -67,7 +67,7 @@ def with_scattering(
     """The costs, if parts of boundaries are sent and then put together over the link between parts.
 
     Args:
-        costs: with whole boundaries.
+        costs: the costs of whole boundaries.
         config: the request.
         profile, figures: the model and its stages.
         ratio: samples of a micro-batch for one of the profile's.

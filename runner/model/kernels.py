@@ -1,0 +1,83 @@
+"""By what means of torch attention is computed, wherever a model calls ``scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from runner.config.schema import KernelsConfig
+from runner.errors import Problem, RequestError
+
+__all__ = ["Kernels", "kernels_of"]
+
+_BACKENDS = {
+    "eager": [SDPBackend.MATH],
+    "fused": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
+}
+_ATTENTION = (scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+_NONE = "No available kernel"  # how torch begins to say it
+
+
+def kernels_of(config: KernelsConfig) -> Kernels | None:
+    """What the request asks for, or None if torch chooses."""
+    return None if config.attention is None else Kernels(config.attention)
+
+
+class Kernels:
+    """Computes attention in layers as asked.
+
+    Args:
+        attention: ``eager`` or ``fused``.
+
+    Attributes:
+        found: whether a layer has called attention so far.
+    """
+
+    def __init__(self, attention: str) -> None:
+        self.found = False
+        self._attention = attention
+
+    def around(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The function, a layer, with these kernels."""
+
+        def run(value: Any) -> Any:
+            with ExitStack() as held:
+                held.enter_context(self._chosen())
+                if not self.found:
+                    held.enter_context(_Seeing(self))
+                try:
+                    return function(value)
+                except RuntimeError as error:
+                    if not str(error).startswith(_NONE):
+                        raise
+                    rule = "must have a fused operator for every attention of the model"
+                    why = "Torch has none for one here: on a CPU there is none with dropout, or for 16 bits with a mask"
+                    raise RequestError([Problem("kernels.attention", "fused", rule, why, "kernels=none")]) from error
+
+        return run
+
+    def _chosen(self) -> AbstractContextManager[None]:
+        made: AbstractContextManager[None] = sdpa_kernel(_BACKENDS[self._attention])
+        return made
+
+
+class _Seeing(TorchFunctionMode):
+    """Notes a call of attention."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        without_weights = func is multi_head_attention_forward and not kwargs.get("need_weights", True)
+        self._kernels.found |= func in _ATTENTION or without_weights  # what that calls itself is not seen
+        return func(*args, **kwargs)
