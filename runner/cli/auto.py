@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,18 @@ from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, DoesNotFitError
 
 if TYPE_CHECKING:
     from runner.launch.run.find_layout import Compared, FoundLayout
+    from runner.launch.run.largest_batch import LargestBatch
 
-__all__ = ["compare", "plan_layout", "words_with_layout"]
+__all__ = ["compare", "plan_layout", "words_with_batch", "words_with_layout"]
 
 logger = logging.getLogger(__name__)
 
 _GROUPS = {each.name for each in shipped_conf().iterdir() if each.is_dir()}
 
 
-def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None, why: bool) -> int:
+def plan_layout(
+    words: Sequence[str], *, as_json: bool, recipe: str | None, why: bool, more: Mapping[str, Any] | None = None
+) -> int:
     """Print the layout that was found for ``runner plan``.
 
     Args:
@@ -33,6 +36,7 @@ def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None, why:
         as_json: whether one JSON document is printed.
         recipe: the file into which the request is written; None: none.
         why: whether the best plan with another value of each free key is told.
+        more: what else the document has.
 
     Returns:
         3 if nothing fits.
@@ -43,7 +47,8 @@ def plan_layout(words: Sequence[str], *, as_json: bool, recipe: str | None, why:
     found = _found(words)
     if recipe is not None and found.chosen.fits:
         _write_recipe(Path(recipe), found)
-    print(json.dumps(_document(found, why=why), indent=2) if as_json else _text(found, why=why))
+    document = json.dumps(_document(found, why=why) | dict(more or {}), indent=2) if as_json else None
+    print(document if document is not None else _text(found, why=why))
     return EXIT_OK if found.chosen.fits else EXIT_DOES_NOT_FIT
 
 
@@ -109,6 +114,21 @@ def words_with_layout(words: Sequence[str]) -> tuple[str, ...]:
     for line in chosen_lines(found.chosen, found.problem, found.words):
         logger.info("%s", line)
     return found.words
+
+
+def words_with_batch(words: Sequence[str]) -> LargestBatch:
+    """The words of a request with ``data.batch_size=max``, with the size that was found.
+
+    Raises:
+        RequestError: the request has problems.
+        DoesNotFitError: no size fits.
+    """
+    from runner.launch.run.largest_batch import largest_batch
+
+    try:
+        return largest_batch(words, screen.under_way)
+    finally:
+        screen.under_way("")
 
 
 def _found(words: Sequence[str]) -> FoundLayout:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import compare, plan_layout
+from runner.cli.auto import compare, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
 from runner.launch.run.find_layout import asks_for_layout
+from runner.launch.run.largest_batch import asks_for_batch
 from runner.launch.run.prepare import callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
@@ -54,9 +55,16 @@ def run(arguments: Arguments) -> int:
             )
         raise_problems(arguments.problems)
         return compare(arguments.words, as_json=as_json)
+    more: dict[str, Any] = {}
+    if asks_for_batch(arguments.words):
+        raise_problems(arguments.problems)
+        batch = words_with_batch(arguments.words)
+        arguments, more = replace(arguments, words=batch.words), {"batch": batch.to_json()}
+        if not as_json:
+            print(screen.wrapped(batch.line, screen.width(), "  "))
     if asks_for_layout(arguments.words):
         raise_problems(arguments.problems)
-        return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"), why=why)
+        return plan_layout(arguments.words, as_json=as_json, recipe=arguments.value("write"), why=why, more=more)
     try:
         plan = _shown_under_way(arguments)
     except RequestError as error:
@@ -65,7 +73,8 @@ def run(arguments: Arguments) -> int:
         raise
     if (picture := arguments.value("svg")) is not None:
         _draw(plan, Path(picture))
-    print(json.dumps(_document(plan, arguments.words, why), indent=2) if as_json else _text(plan, arguments.words, why))
+    document = json.dumps(_document(plan, arguments.words, why) | more, indent=2) if as_json else None
+    print(document if document is not None else _text(plan, arguments.words, why))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
 
 

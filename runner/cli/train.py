@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from dataclasses import replace
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import words_with_layout
+from runner.cli.auto import words_with_batch, words_with_layout
 from runner.cli.request import checked, jobs_of
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, raise_problems
 from runner.launch.run.find_layout import asks_for_layout
+from runner.launch.run.largest_batch import asks_for_batch
 
 __all__ = ["run"]
+
+logger = logging.getLogger(__name__)
 
 _OF_SWEEPS = ("sweep_retry", "sweep_on_failure")
 
@@ -42,6 +46,11 @@ def run(arguments: Arguments) -> int:
         return sweep(jobs, command=command, plugins=plugins)
     unread: list[str] = []
     request = arguments.words
+    if asks_for_batch(request):
+        raise_problems(arguments.problems)
+        batch = words_with_batch(request)
+        logger.info("%s", batch.line)
+        request = batch.words
     if asks_for_layout(request):
         raise_problems(arguments.problems)
         request = words_with_layout(request)

@@ -107,7 +107,7 @@ class DataConfig:
     name: str = "custom"
     target: str = "???"  # package.module:function that returns the dataset, or (train, val)
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: data.kwargs.NAME=VALUE
-    batch_size: int = 32  # samples per optimizer step, over all ranks
+    batch_size: int = 32  # samples per optimizer step, over all ranks; plan and train: max = the most that fit
     # also: per_device_train_batch_size, train_batch_size, train_micro_batch_size_per_gpu, micro_batch_size
     # also: local_batch_size, global_batch_size
     shuffle: bool | None = None  # a new seeded order per epoch; null = true, or false for an iterable dataset

@@ -36,6 +36,7 @@ __all__ = [
     "asks_for_layout",
     "compare_planners",
     "find_layout",
+    "ranks_to_share",
     "remedies",
 ]
 
@@ -123,7 +124,7 @@ def asked_problem(
             *rules(_without_search(alone(config))),
         ]
     )
-    config.parallelism.ranks = _ranks(config)
+    config.parallelism.ranks = ranks_to_share(config)
     here = this_machine(config)
     machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
     progress("profiling the model ...")
@@ -294,7 +295,7 @@ def _problems(config: RunConfig) -> list[Problem]:
     return []
 
 
-def _ranks(config: RunConfig) -> int:
+def ranks_to_share(config: RunConfig) -> int:
     """The ranks to share out: as asked, else the devices of the planned nodes, of this batch job or machine."""
     if config.parallelism.ranks is not None:
         return config.parallelism.ranks
