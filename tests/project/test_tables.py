@@ -8,6 +8,7 @@ from tables import PAGES, TABLES, table, with_tables
 
 from runner.config.compose.groups import options, shipped_conf
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
+from runner.plan.planners.published.registry import PUBLISHED
 from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.rows import Row
 from runner.schedule.catalogue.registry import NAMES, SPECS, build
@@ -33,7 +34,13 @@ def test_a_table_that_was_changed_is_written_anew(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "kinds"), [("optimizer", OPTIMIZERS), ("compression", COMPRESSORS), ("schedule", (*NAMES, "custom"))]
+    ("group", "kinds"),
+    [
+        ("optimizer", OPTIMIZERS),
+        ("compression", COMPRESSORS),
+        ("schedule", (*NAMES, "custom")),
+        ("planner", ("joint", *PUBLISHED)),
+    ],
 )
 def test_every_kind_has_an_option_file_and_every_file_a_kind(group: str, kinds: object) -> None:
     assert sorted(options(group, ROOTS)) == sorted(kinds)  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,14 @@ def test_a_published_planner_whose_choice_does_not_fit_speaks_of_its_own_choice(
     line = found["problems"][0]
     assert line.startswith("planner=pipe_torch chose a layout that does not fit 2.00 kB: it needs ")
     assert line.endswith("Try planner=joint.")
+
+
+def test_a_layout_is_found_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*_AUTO, "planner=megatron", "launcher=slurm", "launcher.nodes=2"]
+    found = planned(words, capsys)
+    assert "launcher.nodes=2" in found["request"]
+    degrees = (found["layout"][axis] for axis in ("pipeline", "data", "tensor"))
+    assert prod(degrees) == 4
 
 
 def test_every_planner_is_judged_alike(capsys: pytest.CaptureFixture[str]) -> None:

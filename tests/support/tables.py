@@ -13,14 +13,15 @@ from pathlib import Path
 from runner.config.compose.groups import groups, options, shipped_conf
 from runner.config.rules.sections import KNOWN_NAMES
 from runner.optim.catalogue.registry import OPTIMIZERS
+from runner.plan.planners.published.registry import KINDS
 from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.catalogue.registry import ALIASES, SPECS, build
 from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.simulation.steady import period
 
 ROOT = Path(__file__).resolve().parents[2]
-README, SCHEDULES = ROOT / "README.md", ROOT / "docs" / "schedules.md"
-PAGES = {README: ("Policies",), SCHEDULES: ("Schedules", "Optimizers")}
+README, SCHEDULES, PLANNING = ROOT / "README.md", ROOT / "docs" / "schedules.md", ROOT / "docs" / "planning.md"
+PAGES = {README: ("Policies",), SCHEDULES: ("Schedules", "Optimizers"), PLANNING: ("Published planners",)}
 """The documents with tables, and the headings above these."""
 RANKS, MICROBATCHES = 4, 16
 _GROUP = re.compile(r"  - (\w+): (\w+)$")
@@ -90,9 +91,15 @@ def optimizers() -> list[list[str]]:
     return [[f"`{kind.name}`", kind.description, kind.cost, kind.remarks] for kind in ordered]
 
 
+def planners() -> list[list[str]]:
+    """A row per published planner: what it chooses, how, and what its model leaves out."""
+    return [[f"`{name}`", kind.chooses, kind.by, kind.lacks] for name, kind in KINDS.items()]
+
+
 TABLES = {
     "Policies": (("group", "options", "what it costs"), policies),
     "Schedules": (("`schedule=`", "idle", "kept", "what it does, and its price"), schedules),
+    "Published planners": (("planner", "chooses", "by", "its model lacks"), planners),
     "Optimizers": (("`optimizer=`", "what it does", "values per parameter", "remarks"), optimizers),
 }
 """Headings with the header and the rows of the table below."""

@@ -105,6 +105,7 @@ def alone(config: RunConfig, tensor: int = 1, samples: int | None = None) -> Run
         # What says how layers are divided belongs to layers that are.
         made.parallelism = replace(made.parallelism, sharding=None, sequence=False)
     made.schedule = replace(made.schedule, name="1f1b", target=None, chunks=None)
+    made.launcher.nodes = None  # one rank is on one node
     if samples is not None:
         made.schedule.microbatches = max(1, config.data.batch_size // samples)
     return made
@@ -112,7 +113,7 @@ def alone(config: RunConfig, tensor: int = 1, samples: int | None = None) -> Run
 
 def _of_ranks(config: RunConfig, ranks: int) -> RunConfig:
     made = alone(config)
-    made.parallelism.data = ranks
+    made.parallelism.data, made.launcher.nodes = ranks, config.launcher.nodes
     return made
 
 

@@ -23,8 +23,8 @@ from runner.plan.planners.published.chain import (
     answer_of,
     divisors,
     even_cut,
-    given_microbatches,
     least_in_order,
+    with_microbatches,
 )
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import BatchedCosts
@@ -37,8 +37,12 @@ _MOST = 200  # cuts whose neighbours are played
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
-    """The answer to a problem; None if no depth fits."""
-    count, orders, found = given_microbatches(problem), Orders(), list[tuple[float, int, Cut]]()
+    """The answer to a problem; None if nothing fits."""
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    orders, found = Orders(), list[tuple[float, int, Cut]]()
     chain = Chain(problem, problem.divisions[0], problem.batch / count)
     for pipeline in divisors(problem.ranks):
         data = problem.ranks // pipeline

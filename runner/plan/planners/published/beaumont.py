@@ -12,7 +12,7 @@ considerations.
 
 from __future__ import annotations
 
-from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, given_microbatches
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, with_microbatches
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["cut_for", "plan", "shortest_period"]
@@ -26,7 +26,11 @@ Label = tuple[int, float]
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
     """The answer to a problem; None if nothing fits."""
-    count, best = given_microbatches(problem), None
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    best = None
     chain = Chain(problem, problem.divisions[0], problem.batch / count)
     for pipeline in divisors(problem.ranks):
         data = problem.ranks // pipeline

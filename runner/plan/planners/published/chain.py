@@ -24,6 +24,7 @@ __all__ = [
     "least_slowest",
     "powers_of_two",
     "ways_of",
+    "with_microbatches",
 ]
 
 Stages = tuple[tuple[int, int], ...]
@@ -171,6 +172,20 @@ def given_microbatches(problem: PlanningProblem) -> int:
 def divisors(number: int) -> list[int]:
     """All numbers that divide it, ascending."""
     return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def with_microbatches(
+    problem: PlanningProblem, plan: Callable[[PlanningProblem, int], PlanningAnswer | None]
+) -> PlanningAnswer | None:
+    """The answer with the given micro-batches; where nothing fits, with the fewest more with which something does.
+
+    Args:
+        problem: the problem.
+        plan: plans with so many micro-batches of a step, over all replicas.
+    """
+    least = given_microbatches(problem)
+    answers = (plan(problem, count) for count in divisors(problem.batch) if count >= least)
+    return next((each for each in answers if each is not None), None)
 
 
 def ways_of(problem: PlanningProblem) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from runner.plan.planners.published.chain import (
     Stages,
     answer_of,
     divisors,
-    given_microbatches,
     least_in_order,
+    with_microbatches,
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
@@ -28,7 +28,10 @@ __all__ = ["held_by", "plan", "worker"]
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
     """The answer to a problem; None if nothing fits."""
-    count = given_microbatches(problem)
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
     chain = Chain(problem, problem.divisions[0], problem.batch / count)
     best: tuple[float, Stages, int] | None = None
     for size in divisors(problem.ranks):

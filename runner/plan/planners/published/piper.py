@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.plan.planners.published.chain import Chain, answer_of, divisors, given_microbatches, ways_of
+from runner.plan.planners.published.chain import Chain, answer_of, divisors, ways_of, with_microbatches
 from runner.plan.planners.values import Division, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
@@ -35,7 +35,10 @@ class PiperStage:
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
     """The answer to a problem; None if nothing fits."""
-    count = given_microbatches(problem)
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
     found = search(problem, count)
     if found is None:
         return None

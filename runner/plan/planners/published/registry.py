@@ -1,8 +1,9 @@
-"""The planners by name."""
+"""The planners by name, with what each chooses and by what: the catalogue of planners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from runner.plan.planners.published import (
     alpa,
@@ -24,27 +25,141 @@ from runner.plan.planners.published import (
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["PUBLISHED", "Planner"]
+__all__ = ["KINDS", "PUBLISHED", "Planner", "PlannerKind"]
 
 Planner = Callable[[PlanningProblem], PlanningAnswer | None]
 """Answers a problem; None if nothing fits by its own model."""
 
-PUBLISHED: Mapping[str, Planner] = {
-    "pipedream": pipedream.plan,
-    "dapple": dapple.plan,
-    "2bw": two_bw.plan,
-    "piper": piper.plan,
-    "alpa": alpa.plan,
-    "unity": unity.plan,
-    "rl": rl.plan,
-    "autopipe": autopipe.plan,
-    "hetpipe": hetpipe.plan,
-    "pipe_torch": pipe_torch.plan,
-    "varuna": varuna.plan,
-    "chimera": chimera.plan,
-    "efftra": efftra.plan,
-    "megatron": megatron.plan,
-    "vpipe": vpipe.plan,
-    "beaumont": beaumont.plan,
+_CUTS, _REPLICAS, _PARTS, _AGAIN = "PP", "DP", "TP", "checkpointing"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerKind:
+    """A published planner.
+
+    Args:
+        plan: the planner.
+        axes: what it decides, of ``PP`` (cut or depth), ``DP`` (replicas), ``TP`` (parts) and ``checkpointing``.
+        chooses: the same in words.
+        by: how.
+        lacks: what its model leaves out.
+    """
+
+    plan: Planner
+    axes: tuple[str, ...]
+    chooses: str
+    by: str
+    lacks: str
+
+
+KINDS: Mapping[str, PlannerKind] = {
+    "pipedream": PlannerKind(
+        pipedream.plan,
+        (_REPLICAS, _CUTS),
+        "cut, replicas of each stage",
+        "dynamic program, the least slowest stage",
+        "filling the pipeline, memory",
+    ),
+    "dapple": PlannerKind(
+        dapple.plan,
+        (_REPLICAS, _CUTS),
+        "cut, replicas of each stage, pipelines, micro-batches",
+        "dynamic program, then the flushed step's length",
+        "memory",
+    ),
+    "2bw": PlannerKind(
+        two_bw.plan,
+        (_REPLICAS, _CUTS, _AGAIN),
+        "depth, width, micro-batch, recomputation of all or none",
+        "enumeration of even blocks",
+        "filling the pipeline",
+    ),
+    "piper": PlannerKind(
+        piper.plan,
+        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
+        "cut, replicas and parts of each stage, recomputation by layer",
+        "dynamic program with a knapsack",
+        "filling the pipeline",
+    ),
+    "alpa": PlannerKind(
+        alpa.plan,
+        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
+        "cut, replicas and parts of each stage, micro-batches, recomputation by stage",
+        "dynamic program under each slowest stage",
+        "bubbles of unlike stages: it is too long",
+    ),
+    "unity": PlannerKind(
+        unity.plan,
+        (_PARTS, _REPLICAS),
+        "parts and replicas of each layer",
+        "best-first search over substitutions",
+        "pipelines, recomputation",
+    ),
+    "rl": PlannerKind(rl.plan, (_CUTS,), "cut, depth", "samples of a policy that learns, played", "recomputation"),
+    "autopipe": PlannerKind(
+        autopipe.plan,
+        (_CUTS,),
+        "cut, depth",
+        "moves around the slowest stage, played without messages",
+        "messages, recomputation",
+    ),
+    "hetpipe": PlannerKind(
+        hetpipe.plan,
+        (_REPLICAS, _CUTS),
+        "cut, workers, micro-batches under way",
+        "dynamic program, the least slowest stage that fits",
+        "filling the pipeline, recomputation",
+    ),
+    "pipe_torch": PlannerKind(
+        pipe_torch.plan,
+        (_REPLICAS, _CUTS),
+        "cut, replicas of each stage",
+        "dynamic program without overlap",
+        "filling the pipeline, memory",
+    ),
+    "varuna": PlannerKind(
+        varuna.plan,
+        (_REPLICAS, _CUTS),
+        "depth, replicas, micro-batch",
+        "plays of its order, even blocks",
+        "uneven blocks",
+    ),
+    "chimera": PlannerKind(
+        chimera.plan,
+        (_REPLICAS, _CUTS, _AGAIN),
+        "depth, micro-batch, recomputation of all or none",
+        "enumeration of even blocks, its schedule's critical path",
+        "uneven blocks",
+    ),
+    "efftra": PlannerKind(
+        efftra.plan,
+        (_REPLICAS, _CUTS),
+        "cut, replicas of each stage",
+        "dynamic program, compared with both extremes",
+        "memory",
+    ),
+    "megatron": PlannerKind(
+        megatron.plan,
+        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
+        "parts, depth, replicas, micro-batch, recomputation of all or none",
+        "takeaways, even blocks",
+        "messages, uneven blocks",
+    ),
+    "vpipe": PlannerKind(
+        vpipe.plan,
+        (_CUTS, _AGAIN),
+        "cut, depth, recomputation and moves to the host by layer",
+        "exact in a stage, in turn with moves of layers",
+        "bubbles of unlike stages",
+    ),
+    "beaumont": PlannerKind(
+        beaumont.plan,
+        (_CUTS,),
+        "cut, depth",
+        "shortest period that fits, 1F1B*",
+        "filling the pipeline, recomputation",
+    ),
 }
 """Every published planner, none of which asks another."""
+
+PUBLISHED: Mapping[str, Planner] = {name: kind.plan for name, kind in KINDS.items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.plan.planners.orders import Orders, PlayedOrder
-from runner.plan.planners.published.chain import answer_of, divisors, given_microbatches
+from runner.plan.planners.published.chain import answer_of, divisors, with_microbatches
 from runner.plan.planners.stages import Candidates, Setting, StageTable, Whole
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
@@ -49,8 +49,12 @@ class Learned:
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
-    """The answer to a problem; None if no sample fits."""
-    count, orders, found = given_microbatches(problem), Orders(), list[tuple[float, int, tuple[int, ...]]]()
+    """The answer to a problem; None if nothing fits."""
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    orders, found = Orders(), list[tuple[float, int, tuple[int, ...]]]()
     for depth in divisors(problem.ranks):
         data = problem.ranks // depth
         if depth > len(problem.layers) or count % data:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from runner.plan.planners.published.chain import Chain, answer_of, given_microbatches
+from runner.plan.planners.published.chain import Chain, answer_of, with_microbatches
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["Costs", "Graph", "best_graph", "plan"]
@@ -35,8 +35,12 @@ _APART = "its layers are divided differently, and the engine divides all layers 
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
-    """The answer to a problem; None if nothing that was found fits."""
-    costs, limit = Costs(problem, given_microbatches(problem)), problem.memory[problem.ranks]
+    """The answer to a problem; None if nothing fits."""
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    costs, limit = Costs(problem, count), problem.memory[problem.ranks]
     graph = best_graph(costs, 0.0)
     if costs.size(graph) > limit:
         low, high, fitting = 0.0, 1.0, None

@@ -23,8 +23,8 @@ from runner.plan.planners.published.chain import (
     answer_of,
     divisors,
     even_cut,
-    given_microbatches,
     ways_of,
+    with_microbatches,
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
@@ -200,7 +200,11 @@ def _moves(stages: _Stages, cut: Cut) -> Iterator[Cut]:
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
     """The answer to a problem; None if nothing fits."""
-    count, (keep, rerun) = given_microbatches(problem), ways_of(problem)
+    return with_microbatches(problem, _plan)
+
+
+def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    keep, rerun = ways_of(problem)
     samples, division, found = problem.batch / count, problem.divisions[0], list[tuple[float, int]]()
     chain, less = Chain(problem, division, samples, keep), Chain(problem, division, samples, rerun)
     made = {}
