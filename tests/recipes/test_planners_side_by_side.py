@@ -1,0 +1,75 @@
+"""The recipe that compares planners: its models, the table of the survey, and its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.config.compose.resolve import resolve
+from runner.config.rules.sections import rules
+from runner.launch.run.find_layout import _without_search
+from runner.plan.planners.problem import alone
+from runner.plan.planners.published.registry import KINDS
+from runner.recipes.planners.__main__ import markdown, measured_lines
+from runner.recipes.planners.figures import draw
+from runner.recipes.planners.measured import SECONDS, asleep, judged, problem
+from runner.recipes.planners.models import Sleep, convolutional, images, sleeping
+from runner.recipes.planners.table4 import PRINTED, differences, lines
+from runner.recipes.planners.workloads import WORKLOADS, Workload
+
+
+def test_the_models_are_what_the_workloads_say() -> None:
+    net = convolutional(width=4, classes=10)
+    assert len([each for each in net.modules() if isinstance(each, torch.nn.Conv2d)]) == 13
+    picture, target = images(2, classes=10)[0]
+    assert net(picture[None]).shape == (1, 10)
+    assert 0 <= int(target) < 10
+    assert [each.seconds for each in sleeping((0.5, 0.25)) if isinstance(each, Sleep)] == [0.5, 0.25]
+    assert len({each.name for each in WORKLOADS}) == len(WORKLOADS)
+
+
+def test_every_planner_is_asked_for_the_layers_that_sleep_and_its_layout_is_played() -> None:
+    rows = asleep()
+    assert [row["planner"] for row in rows] == ["joint", *KINDS]
+    alone = 3 * 32 * sum(SECONDS) / 4
+    ran = [row for row in rows if row["why_not"] is None]
+    assert len(ran) >= 8
+    for row in ran:
+        assert row["judged_seconds"] >= alone * (1 - 1e-9), "four devices cannot compute faster"
+        assert any(word.startswith("parallelism.pipeline=") for word in row["overrides"])
+    fitting = [row["judged_seconds"] for row in ran if row["fits"]]
+    assert rows[0]["fits"]
+    assert rows[0]["judged_seconds"] <= min(fitting) * 1.001
+    assert judged(problem(), KINDS["beaumont"].plan(problem())) > 0  # type: ignore[arg-type]
+
+
+def test_table_4_names_planners_of_the_catalogue_and_where_they_differ() -> None:
+    text = list(lines())
+    assert len(text) == 2 + len(PRINTED) == 14
+    assert differences("PipeDream") == differences("Piper") == differences("GPipe") == ""
+    assert differences("Megatron-LM") == "decides checkpointing, too"
+    assert all(row.planner in KINDS for row in PRINTED.values() if row.planner is not None)
+
+
+def test_pages_are_made_of_rows(tmp_path: Path) -> None:
+    row = {
+        "workload": "GPT", "planner": "joint", "search_seconds": 1.25, "own_seconds": 0.5, "planned_seconds": 1.0,
+        "peak_bytes": 2e9, "fits": True, "layout": "2·2·1 1f1b, T = 8", "why_not": None,
+    }  # fmt: skip
+    none = row | {"planner": "alpa", "planned_seconds": None, "peak_bytes": None, "fits": None, "layout": None}
+    text = markdown([row, none | {"why_not": "it cannot"}])
+    assert text[2] == "| GPT | `joint` | 1.2 s | 500 ms | 1 s | 2.00 GB | yes | 2·2·1 1f1b, T = 8 |"
+    assert text[3].endswith("| - | - | - | it cannot |")
+    assert "GPT" in draw(tmp_path / "made.svg", [row, none]).read_text(encoding="utf-8")
+    slept = measured_lines([{"planner": "rl", "layout": "x", "why_not": None, "fits": False, "judged_seconds": 1.5}])
+    assert slept[2] == "| `rl` | x | no | - | 1.50 s | - |"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.name)
+def test_each_workload_is_a_request(workload: Workload) -> None:
+    config = resolve([*workload.words, "parallelism=auto"])
+    assert not rules(_without_search(alone(config)))
+    assert config.parallelism.ranks in (4, 8, 64)
+    assert config.data.batch_size % config.parallelism.ranks == 0
