@@ -13,6 +13,8 @@ from runner.profiling.model import profile_model
 from runner.recipes.tensor.__main__ import markdown
 from runner.recipes.tensor.counted import Layout, Size, formula_bytes, words
 from runner.recipes.tensor.figures import draw
+from runner.recipes.tensor.kernels import compare
+from runner.recipes.tensor.kernels import markdown as of_kernels
 from runner.recipes.tensor.stages import Grid, formulas, grid_words, grids
 
 SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, samples=2)
@@ -31,6 +33,16 @@ def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
     plan = make_plan(config, profile_model(config))
     assert plan.tensor_bytes_sent == formulas(size, grid)["parts"]
     assert plan.gradient_bytes_sent == formulas(size, grid)["replicas"]
+
+
+def test_attention_keeps_its_probabilities_where_it_is_eager() -> None:
+    """A number for each pair of tokens and head, instead of one for each token and head: the sum of exponentials."""
+    size = replace(SMALL, layers=1, width=16, heads=4, sequence_length=8, samples=3)
+    rows = {row["kernels"]: row for row in compare(size, rounds=1)}
+    assert max(row["off"] for row in rows.values()) < 1e-5
+    assert rows["none"]["saved"] == rows["fused"]["saved"]
+    assert rows["eager"]["saved"] - rows["fused"]["saved"] == 4 * 3 * 4 * (8 * 8 - 8)
+    assert "| fused |" in of_kernels(list(rows.values()))
 
 
 def test_a_block_sums_twice_in_each_pass() -> None:
