@@ -77,6 +77,11 @@ FOUND = {
         "recurrent",
         "schedule=pipefisher parallelism.pipeline=2 schedule.microbatches=5 data.batch_size=40 optimizer=kfac",
     ),
+    "a layer needs what a layer of another stage has moved": Found(
+        "skips",
+        "schedule=interleaved_1f1b parallelism.pipeline=4 schedule.microbatches=4 data.batch_size=4"
+        " model.kwargs.layers=8 offload=activations_pipeoffload",
+    ),
     "each rank that divides a layer moves its activations": Found(
         "shared", "parallelism.tensor=2 data.batch_size=4 offload=activations_vdnn_all"
     ),

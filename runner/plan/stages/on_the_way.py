@@ -176,10 +176,12 @@ class OnTheWay:
 
 
 def _first_to_ask(layers: Sequence[MovedLayer]) -> int:
-    """The layer that is the first in a backward to ask for something that was moved; -1 if nothing was."""
-    asking = (
-        at for at, layer in enumerate(layers) if any(layers[at - distance].num_bytes for distance in layer.moves.needs)
-    )
+    """The layer that is the first in a backward to ask for something that was moved; -1 if nothing was.
+
+    What a layer of another stage has moved is not this stage's.
+    """
+    moved = {at for at, layer in enumerate(layers) if layer.num_bytes}
+    asking = (at for at, layer in enumerate(layers) if any(at - distance in moved for distance in layer.moves.needs))
     return max(asking, default=-1)
 
 

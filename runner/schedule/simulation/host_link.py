@@ -74,9 +74,9 @@ class StageMoves:
     first: int = 0
 
     def needed(self, layer: int) -> list[int]:
-        """The layers whose moved tensors a layer's backward reads, itself first."""
+        """The layers of this stage whose moved tensors a layer's backward reads, itself first."""
         distances = sorted({0, *self.needs[layer]}) if self.needs else [0]
-        return [layer - distance for distance in distances if self.sizes[layer - distance]]
+        return [layer - distance for distance in distances if distance <= layer and self.sizes[layer - distance]]
 
     @property
     def largest(self) -> float:
