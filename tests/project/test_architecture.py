@@ -193,7 +193,7 @@ def test_rooms_know_nothing_of_what_is_not_theirs() -> None:
 
 def test_recipes_are_plain_pytorch() -> None:
     """These recipes measure the runner, so that they may use it; every other one would run without it."""
-    names = "asynchronous benchmarks faults finetune gpu offloading rematerialization schedules tensor"
+    names = "asynchronous benchmarks faults finetune gpu offloading planners rematerialization schedules tensor"
     measuring = [["recipes", name] for name in names.split()]
     wrong = []
     for path in sources("recipes"):

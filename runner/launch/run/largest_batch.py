@@ -39,7 +39,7 @@ class LargestBatch:
     Args:
         words: the request with the size.
         size: samples of a step.
-        samples: those of a micro-batch.
+        samples: the samples of a micro-batch.
         microbatches: micro-batches of a step, over all replicas.
         peak, limit: bytes of the fullest rank, and what it may use.
         next_size, next_peak: the next size, which does not fit, and its peak; None: there are no more samples.

@@ -91,7 +91,7 @@ def learn(table: StageTable, order: PlayedOrder, limit: float, rounds: int, seed
         order: the order that is played.
         limit: bytes of a rank.
         rounds: batches.
-        seed: of the samples.
+        seed: the seed of the samples.
     """
     policy = _Policy(order.stages - 1, table.num_layers - 1, seed)
     made, unit = Learned(None, None, 0, []), 0.0
