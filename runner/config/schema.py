@@ -425,8 +425,8 @@ class HardwareConfig:
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0  # of a message between neighbouring ranks
     memory_bytes_per_second: float | None = None  # memory bandwidth of one device, which limits an optimizer step
-    devices_per_node: int | None = None  # replicas on different nodes communicate over the network
-    network_bytes_per_second: float | None = None  # bandwidth out of one node, all adapters together
+    devices_per_node: int | None = None  # ranks on different nodes exchange over the network
+    network_bytes_per_second: float | None = None  # bandwidth out of one node, shared by its ranks that send
     host_link_bytes_per_second: float | None = None  # between a device and its host, in one direction
     host_memory_bytes_per_second: float | None = None  # memory bandwidth of the host, for updates there
     source: str = ""  # where the figures are from

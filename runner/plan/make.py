@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,8 +38,9 @@ from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
-from runner.plan.time.predict import Swap, predict_time, stage_costs
-from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_bytes, with_scattering
+from runner.plan.time.network import Network, network_of
+from runner.plan.time.predict import Swap, predict_time, ring_all_reduce_seconds, stage_costs
+from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_bytes, with_boundaries
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
@@ -318,13 +320,14 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
 
 
 def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSeconds | None) -> TimePrediction:
-    figures = stages.figures
+    figures, network = stages.figures, network_of(draft.config, draft.link)
 
     def adjusted(costs: StageCosts) -> StageCosts:
         ratio = draft.mean_samples / draft.profile.samples
-        costs = with_scattering(costs, draft.config, draft.profile, figures, ratio, draft.link)
+        links = network.boundaries(draft.schedule.rows, draft.layout.data, draft.layout.tensor)
+        costs = with_boundaries(costs, draft.config, draft.profile, figures, ratio, draft.link, links)
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
-        return _with_reductions(draft, costs, figures)
+        return _with_reductions(draft, costs, figures, network)
 
     return predict_time(
         program,
@@ -342,12 +345,25 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
     )
 
 
-def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures]) -> StageCosts:
-    """The costs with what ZeRO or the request's compressor sends instead of whole gradients."""
+def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures], network: Network) -> StageCosts:
+    """The costs with sums over the links of replicas, and with what ZeRO or the request's compressor sends instead."""
+    layout, schedule = draft.layout, draft.schedule
+    places = [[schedule.rows[row][stage] for row in schedule.copies_of(stage)] for stage in range(schedule.stages)]
+    links = [network.replicas(each, layout.data, layout.tensor) for each in places]
+    if any(each != draft.link for each in links):
+        sums = zip(figures, places, links, strict=True)
+        costs = replace(
+            costs,
+            reduce=[
+                ring_all_reduce_seconds(stage.gradient_bytes, layout.data * len(ranks), link)
+                for stage, ranks, link in sums
+            ],
+        )
+    slowest = min(links, key=lambda each: each.bytes_per_second or math.inf)
     if draft.config.compression.name == "none":
-        return with_sharing(draft.config, costs, draft.profile, figures, draft.link)
-    planned = reductions(draft.config, draft.profile, figures, draft.schedule)
-    return with_compression(costs, planned, draft.layout.data, draft.link)
+        return with_sharing(draft.config, costs, draft.profile, figures, slowest)
+    planned = reductions(draft.config, draft.profile, figures, schedule)
+    return with_compression(costs, planned, layout.data, slowest)
 
 
 def _notes(

@@ -8,7 +8,7 @@ from plan_profiles import layer, model
 from runner.config.compose.resolve import resolve
 from runner.plan.stages.figures import stage_figures
 from runner.plan.time.predict import stage_costs
-from runner.plan.time.tensor import exchange_seconds, link_of_parts, scatters, with_scattering
+from runner.plan.time.tensor import exchange_seconds, link_of_parts, scatters, with_boundaries
 from runner.plan.values import Link
 from runner.profile import BoundaryTensor, Exchange
 
@@ -57,7 +57,7 @@ def test_a_boundary_by_parts_takes_a_part_and_a_gathering() -> None:
     profile = model(layers)
     figures, link = stage_figures(profile, ((0, 0), (1, 1))), Link(1e-3, 1000.0)
     whole = stage_costs(profile, figures, mean_samples=profile.samples, copies=[1, 1], link=link)
-    made = with_scattering(whole, config, profile, figures, 1.0, link)
+    made = with_boundaries(whole, config, profile, figures, 1.0, link, [link])
     assert list(whole.comm) == [pytest.approx(1e-3 + 0.4)]
     assert list(made.comm) == [pytest.approx(1e-3 + 0.1 + 3 * (1e-3 + 0.1))]
     assert list(made.occupancy or ()) == [pytest.approx(0.1)]

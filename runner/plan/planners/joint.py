@@ -420,6 +420,7 @@ def lower_bound(problem: PlanningProblem, family: Family) -> float:
 
 def _after(problem: PlanningProblem, division: Division, family: Family) -> float:
     """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
-    gradients, link, data = sum(division.gradient), problem.link, family.data
+    gradients, data = sum(division.gradient), family.data
+    link = problem.links.replicas([0], data, family.tensor)  # of others the ring may be on more nodes
     sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
     return sums + gradients * problem.step_seconds_per_byte / (data if family.zero else 1)

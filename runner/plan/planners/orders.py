@@ -35,6 +35,7 @@ class PlayedOrder:
         groups: stages that share ranks: what they keep is chosen together.
         copies: ranks of one replica that hold the same stage.
         compiled: the order itself; None without a pipeline.
+        rows: for each pipeline of a replica, the rank of each stage.
     """
 
     order: Order | None
@@ -45,6 +46,7 @@ class PlayedOrder:
     groups: tuple[tuple[int, ...], ...]
     copies: int
     compiled: CompiledOrder | None
+    rows: tuple[tuple[int, ...], ...] = ((0,),)
 
     @property
     def num_actions(self) -> int:
@@ -118,6 +120,7 @@ def _made(order: Order, ranks: int, microbatches: int) -> PlayedOrder | None:
         stages_together(stages_of, schedule.stages),
         copies,
         played,
+        schedule.rows,
     )
 
 

@@ -81,6 +81,8 @@ def planning_problem(
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
         host=draft.host_link if accelerated and _may_move(config) else None,
+        per_node=config.hardware.devices_per_node,
+        network=config.hardware.network_bytes_per_second,
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 

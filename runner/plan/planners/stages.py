@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from runner.plan.planners.orders import PlayedOrder
 from runner.plan.planners.values import Division, Kept, Lines, PlanningProblem
+from runner.plan.values import Link
 from runner.schedule.simulation.batched import BatchedCosts, Numbers
 
 __all__ = ["Candidates", "Setting", "StageTable", "Whole", "state_bytes"]
@@ -95,7 +96,7 @@ class StageTable:
         """The most bytes that one layer takes while it runs."""
         return max(_of_samples(self.setting.division.kept[kept].working, self.setting.samples))
 
-    def costs(self, candidates: Candidates) -> BatchedCosts:
+    def costs(self, candidates: Candidates, order: PlayedOrder) -> BatchedCosts:
         """The durations of the candidates' stages."""
         cuts, kept = candidates.cuts, candidates.kept
         first, last = cuts[:-1], cuts[1:]
@@ -104,11 +105,10 @@ class StageTable:
             found: Numbers = sums[kept, last] - sums[kept, first]
             return found
 
-        link = self.problem.link
+        links = self.problem.links.boundaries(order.rows, self.setting.data, self.setting.division.tensor)
         sent = self._boundary[cuts[1:-1] - 1]
-        message = np.where(sent > 0, link.latency_seconds, 0.0)
-        if link.bytes_per_second:
-            message = message + sent / link.bytes_per_second
+        message = np.where(sent > 0, self.problem.link.latency_seconds, 0.0)
+        message = message + sent * np.array([_seconds_per_byte(each) for each in links])[:, None]
         action = self.problem.overhead
         return BatchedCosts(
             self.forward[last] - self.forward[first] + action,
@@ -120,13 +120,14 @@ class StageTable:
 
     def step_seconds(self, candidates: Candidates, order: PlayedOrder) -> Numbers:
         """Seconds of a step of each candidate, with the sums of gradients and the update of the slowest rank."""
-        costs = self.costs(candidates)
+        costs = self.costs(candidates, order)
         ends = order.play(costs, self.setting.microbatches)
         gradients = self._gradient[candidates.cuts[1:]] - self._gradient[candidates.cuts[:-1]]
         after = np.zeros_like(ends)
+        places = [[rank for rank, own in enumerate(order.stages_of) if stage in own] for stage in range(order.stages)]
         for rank, stages in enumerate(order.stages_of):
             for stage in stages:
-                after[rank] += self._sum_seconds(gradients[stage], order.copies)
+                after[rank] += self._sum_seconds(gradients[stage], places[stage])
                 after[rank] += gradients[stage] * self.problem.step_seconds_per_byte / self._updaters
         total: Numbers = (ends + after).max(axis=0)
         cores = self.problem.cores
@@ -136,12 +137,10 @@ class StageTable:
             total = np.maximum(total, ranks * busy / cores + after.max(axis=0))
         return total
 
-    def _sum_seconds(self, gradients: Numbers, copies: int) -> Numbers:
-        ranks, link = self.setting.data * copies, self.problem.link
-        each = np.full_like(gradients, link.latency_seconds)
-        if link.bytes_per_second:
-            each = each + gradients / ranks / link.bytes_per_second
-        found: Numbers = 2 * (ranks - 1) * each
+    def _sum_seconds(self, gradients: Numbers, places: Sequence[int]) -> Numbers:
+        ranks, setting = self.setting.data * len(places), self.setting
+        link = self.problem.links.replicas(places, setting.data, setting.division.tensor)
+        found: Numbers = 2 * (ranks - 1) * (link.latency_seconds + gradients / ranks * _seconds_per_byte(link))
         return found
 
     def peaks(self, candidates: Candidates, order: PlayedOrder) -> Numbers:
@@ -170,6 +169,10 @@ def state_bytes(setting: Setting) -> list[float]:
     shares = [setting.data if zero >= least else 1 for least in (3, 2, 1)]
     rows = zip(division.weight, division.gradient, division.state, strict=True)
     return [sum(size / share for size, share in zip(row, shares, strict=True)) for row in rows]
+
+
+def _seconds_per_byte(link: Link) -> float:
+    return 1 / link.bytes_per_second if link.bytes_per_second else 0.0
 
 
 def _of_samples(lines: Lines, samples: float) -> list[float]:

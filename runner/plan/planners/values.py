@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from runner.plan.time.network import Network
 from runner.plan.values import Link
 
 __all__ = ["Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
@@ -91,7 +92,7 @@ class PlanningProblem:
         ranks: the number of devices.
         batch: samples of an optimizer step, over all replicas.
         memory: the bytes that a rank may use, by the number of ranks of the layout.
-        link: between two ranks.
+        link: between two ranks of a node.
         orders: the schedules from which a pipeline may choose, the simplest first.
         zero: the stages of ZeRO that replicas may have; None: DDP.
         step_seconds_per_byte: seconds of an optimizer step for a byte of gradients.
@@ -102,6 +103,8 @@ class PlanningProblem:
         overhead: seconds of the engine for each action of a rank, besides its layers.
         seconds_source: ``measured`` or ``estimated``.
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
+        per_node: ranks of a node; None: all are on one.
+        network: bytes per second out of a node, of all its ranks together; None: as fast as ``link``.
     """
 
     layers: tuple[str, ...]
@@ -119,6 +122,13 @@ class PlanningProblem:
     overhead: float = 0.0
     seconds_source: str = "estimated"
     host: Link | None = None
+    per_node: int | None = None
+    network: float | None = None
+
+    @property
+    def links(self) -> Network:
+        """The links between all ranks."""
+        return Network(self.link, self.per_node, self.network)
 
     def to_json(self) -> str:
         """The problem as one JSON document; numbers have full precision."""

@@ -23,7 +23,7 @@ __all__ = [
     "scatters",
     "update_bytes",
     "with_exchanges",
-    "with_scattering",
+    "with_boundaries",
 ]
 
 _MATRIX, _HALF_WIDTH = 2, 2
@@ -56,33 +56,36 @@ def scatters(config: RunConfig) -> bool:
     return here is not None and not here % asked.tensor and asked.pipeline * asked.data * asked.tensor > here
 
 
-def with_scattering(
+def with_boundaries(
     costs: StageCosts,
     config: RunConfig,
     profile: ModelProfile,
     figures: Sequence[StageFigures],
     ratio: float,
     link: Link,
+    links: Sequence[Link],
 ) -> StageCosts:
-    """The costs, if parts of boundaries are sent and then put together over the link between parts.
+    """The costs with messages over the link of each boundary; parts of one may be sent, and put together then.
 
     Args:
-        costs: the costs of whole boundaries.
+        costs: with whole boundaries over ``link``.
         config: the request.
         profile, figures: the model and its stages.
         ratio: samples of a micro-batch for one of the profile's.
-        link: between neighbouring stages.
+        link: between neighbours of a node.
+        links: between each stage and the next one.
     """
-    if not scatters(config):
+    by_parts = scatters(config)
+    if not by_parts and all(each == link for each in links):
         return costs
     ranks, within = config.parallelism.tensor, link_of_parts(config, link)
     comm, occupancy = [], []
-    for stage in figures[:-1]:
-        parts = scattered_bytes(config, profile.layers[stage.last])[0]
+    for stage, between in zip(figures[:-1], links, strict=True):
+        parts = scattered_bytes(config, profile.layers[stage.last])[0] if by_parts else 0
         sent = (stage.output_bytes - parts + parts / ranks) * ratio
         gathered = exchange_seconds([Exchange("all_gather", round(parts * ratio), 1)], ranks, within) if parts else 0.0
-        comm.append(link.seconds(sent) + gathered)
-        occupancy.append(link.transfer_seconds(sent))
+        comm.append(between.seconds(sent) + gathered)
+        occupancy.append(between.transfer_seconds(sent))
     return replace(costs, comm=comm, occupancy=occupancy)
 
 

@@ -46,7 +46,7 @@ class _Seconds:
         self._hardware = config.hardware
         self._replicas = config.parallelism.data
         self._stage = config.zero.stage or 0
-        self._link = _between_replicas(config, link)
+        self._link = link
         self._width, self._master = weight_widths(config)
 
     def reduce(self, stage: StageFigures) -> float:
@@ -90,12 +90,3 @@ class _Seconds:
         """The seconds of one pass of ``num_bytes``, in so many messages to each neighbour."""
         hops = self._replicas - 1
         return hops * messages * self._link.seconds(num_bytes / self._replicas / messages)
-
-
-def _between_replicas(config: RunConfig, link: Link) -> Link:
-    """A ring over several nodes is as fast as its slowest hop: the network of a node."""
-    per_node, network = config.hardware.devices_per_node, config.hardware.network_bytes_per_second
-    if per_node is None or network is None or config.parallelism.data <= per_node:
-        return link
-    speed = network if link.bytes_per_second is None else min(network, link.bytes_per_second)
-    return Link(link.latency_seconds, speed)
