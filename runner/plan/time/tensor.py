@@ -68,7 +68,7 @@ def with_boundaries(
     """The costs with messages over the link of each boundary; parts of one may be sent, and put together then.
 
     Args:
-        costs: with whole boundaries over ``link``.
+        costs: the costs of whole boundaries over ``link``.
         config: the request.
         profile, figures: the model and its stages.
         ratio: samples of a micro-batch for one of the profile's.
