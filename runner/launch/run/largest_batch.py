@@ -225,13 +225,16 @@ class _Plans(_Trials):
     def guess(self) -> int:
         if not self.fits(1):
             return 1
-        found, far = 1, min(_SECOND, self.most)
-        for _ in range(2):  # the line through the second size is near, that through where it ends is nearer
+        near, far = 1, min(_SECOND, self.most)
+        for _ in range(3):  # each line through the last two sizes ends nearer
             self.fits(far)
-            (few, limit), (more, _limit) = self.known[1], self.known[far]
-            found = 1 + (limit - few) * max(far - 1, 1) // max(more - few, 1)
-            far = min(max(found, 2), self.most)
-        return found
+            (less, limit), (more, _limit) = self.known[near], self.known[far]
+            found = far + (limit - more) * (far - near) // (more - less) if more != less else far
+            found = min(max(found, 1), self.most)
+            if found in self.known:
+                return found
+            near, far = far, found
+        return far
 
 
 class _Layouts(_Trials):
