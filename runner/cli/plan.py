@@ -59,7 +59,8 @@ def run(arguments: Arguments) -> int:
     if asks_for_batch(arguments.words):
         raise_problems(arguments.problems)
         batch = words_with_batch(arguments.words)
-        arguments, more = replace(arguments, words=batch.words), {"batch": batch.to_json()}
+        arguments = replace(arguments, words=batch.words)
+        more = {"batch_size": batch.size, "batch": batch.to_json()}
         if not as_json:
             print(screen.wrapped(batch.line, screen.width(), "  "))
     if asks_for_layout(arguments.words):

@@ -56,7 +56,8 @@ def planned(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 
 def test_the_size_fits_and_the_next_does_not(layout: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     words = [*gpt(1), "data.kwargs.samples=4000", "memory_limit=4MB", *layout]
     found = planned([*words, "data.batch_size=max"], capsys)
-    size, after = found["batch"]["size"], found["batch"]["next_size"]
+    size, after = found["batch_size"], found["batch"]["next_size"]
+    assert found["batch"]["size"] == size
     typed = planned([*words, f"data.batch_size={size}"], capsys)
     assert typed["fits"]
     assert max(typed["peak_memory_bytes"]) == found["batch"]["peak_memory_bytes"]
