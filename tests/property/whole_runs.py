@@ -93,15 +93,26 @@ def train(config: RunConfig, run_dir: Path, *, rehearse: bool = False, begin: in
     plan = prepare(config, place_is_made=True)
     write_request(config, plan, run_dir, command="runner train")
     run = Run(plan, RunRecord())
+    ranks = [Run(plan, run.record) for _ in range(plan.topology.world_size)]
     with contextlib.ExitStack() as held:
         if not rehearse:
             held.enter_context(mock.patch("runner.training.run.measured_plan", lambda strategy, *given: strategy.plan))
         run_ranks(
             plan.topology.world_size,
-            lambda rank: run_rank(config, run_dir, watchers=[_Watch(run, begin)], validate=False),
+            lambda rank: run_rank(config, run_dir, watchers=[_Watch(ranks[rank], begin)], validate=False),
         )
+    for own in ranks:  # in this order, whichever has ended first
+        _join(run, own)
     run.record = RunRecord.load(run_dir)
     return run
+
+
+def _join(run: Run, own: Run) -> None:
+    """Add what one rank has seen."""
+    run.gradients += [{} for _ in own.gradients[len(run.gradients) :]]
+    for found, step in [(run.weights, own.weights), *zip(run.gradients, own.gradients, strict=False)]:
+        for name, tensors in step.items():
+            found.setdefault(name, []).extend(tensors)
 
 
 def peaks(run: Run) -> Sequence[tuple[int, int]]:
