@@ -69,7 +69,11 @@ def _log_as_before() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """A shell starts commands in its background with SIGINT ignored, and their children would keep that."""
+    """A shell starts commands in its background with SIGINT ignored, and their children would keep that.
+
+    How long a command is at work is no matter of a test: what is said of it after half a minute is not said here.
+    """
+    os.environ.setdefault("RUNNER_PROGRESS_SECONDS", "86400")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

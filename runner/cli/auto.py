@@ -14,6 +14,7 @@ from runner.cli.files import write
 from runner.config.compose.groups import shipped_conf
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, DoesNotFitError
+from runner.progress import doing, now
 
 if TYPE_CHECKING:
     from runner.launch.run.find_layout import Compared, FoundLayout
@@ -57,10 +58,8 @@ def compare(words: Sequence[str], *, as_json: bool) -> int:
     from runner.launch.run.find_layout import AUTO, asks_for_layout, compare_planners
 
     asked = words if asks_for_layout(words) else [*words, AUTO]
-    try:
-        rows = compare_planners(asked, screen.under_way)
-    finally:
-        screen.under_way("")
+    with doing(screen.PLANNING):
+        rows = compare_planners(asked, now)
     if as_json:
         print(json.dumps([_compared(row) for row in rows], indent=2))
         return EXIT_OK
@@ -125,19 +124,15 @@ def words_with_batch(words: Sequence[str]) -> LargestBatch:
     """
     from runner.launch.run.largest_batch import largest_batch
 
-    try:
-        return largest_batch(words, screen.under_way)
-    finally:
-        screen.under_way("")
+    with doing(screen.PLANNING):
+        return largest_batch(words, now)
 
 
 def _found(words: Sequence[str]) -> FoundLayout:
     from runner.launch.run.find_layout import find_layout
 
-    try:
-        return find_layout(words, screen.under_way)
-    finally:
-        screen.under_way("")
+    with doing(screen.PLANNING):
+        return find_layout(words, now)
 
 
 def _misfit(found: FoundLayout) -> str:

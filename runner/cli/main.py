@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from runner.cli import screen
 from runner.cli.arguments import Arguments, Command, parse
 from runner.cli.commands import COMMANDS
 from runner.cli.streams import guard_streams
@@ -27,6 +28,7 @@ from runner.late import import_late
 from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 from runner.noise import hide_noise
 from runner.printable import PrintableLines, printable
+from runner.progress import heard
 
 __all__ = ["main"]
 
@@ -61,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:  # the process belongs to this command; a second signal must not change its status
             end_undisturbed()
         number = signal_of(error)
-        print(f"stopped by {name_of_signal(number)}", file=sys.stderr)
+        meanwhile = screen.last_line()
+        print(f"stopped by {name_of_signal(number)}{f' at: {meanwhile}' if meanwhile else ''}", file=sys.stderr)
         return exit_status_of(number)
     except Exception as error:  # of a user's function or of a library; the place is told, the traceback on request
         return _explain_foreign(error)
@@ -93,7 +96,8 @@ def _dispatch(line: Sequence[str]) -> int:
     _log_to_standard_error()
     hide_noise()
     arguments = parse(command, rest)
-    return _runner("cfg" if arguments.switch("cfg") else name)(arguments)
+    with heard(screen.under_way):
+        return _runner("cfg" if arguments.switch("cfg") else name)(arguments)
 
 
 def _help(names: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from runner.launch.run.largest_batch import asks_for_batch
 from runner.launch.run.prepare import callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
+from runner.progress import doing, now
 
 if TYPE_CHECKING:
     from runner.cli.why import Why
@@ -110,11 +111,8 @@ def _draw(plan: RunPlan, file: Path) -> None:
 
 def _shown_under_way(arguments: Arguments) -> RunPlan:
     """The plan of one request; a terminal says meanwhile that it is being made."""
-    screen.under_way(screen.PLANNING)
-    try:
+    with doing(screen.PLANNING):
         return _plan(arguments.words, arguments)
-    finally:
-        screen.under_way("")
 
 
 def _print_rules(arguments: Arguments, *, as_json: bool) -> int:
@@ -231,7 +229,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     if alone and not made.fits:
         from runner.launch.run.fitting import with_layout_that_fits
 
-        made = replace(made, problems=with_layout_that_fits(made.problems, overrides, screen.under_way))
+        made = replace(made, problems=with_layout_that_fits(made.problems, overrides, now))
     meet(config, made.profile, first.training, first.validation)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 

@@ -7,13 +7,17 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterable
 
-__all__ = ["PLANNING", "begins", "tell", "under_way", "width", "wrapped", "wrapped_lines"]
+__all__ = ["PLANNING", "begins", "last_line", "tell", "under_way", "width", "wrapped", "wrapped_lines"]
 
 logger = logging.getLogger(__name__)
 
 PLANNING = "planning: profiling the model and predicting a step ..."
+_EVERY = "RUNNER_PROGRESS_SECONDS"
+"""How often a pipe is told that a long command is still at work."""
 
 
 def width() -> int:
@@ -58,11 +62,41 @@ def tell(lines: Iterable[str]) -> None:
 
 
 def under_way(what: str) -> None:
-    """Show on the terminal's last line what a long command does; nothing where standard error is no terminal.
+    """Show on the terminal's last line what a long command does; to a pipe, now and then, that it still does it.
 
     Args:
         what: the line; empty removes the one before.
     """
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[2K{what}")
+        sys.stderr.write(f"\r\x1b[2K{what[: width() - 1]}")
         sys.stderr.flush()
+    _waiting.does(what)
+
+
+def last_line() -> str:
+    """What the command that is being stopped was doing; empty if nothing was under way."""
+    return _waiting.what
+
+
+class _Waiting:
+    """Tells a pipe every half minute what is still under way."""
+
+    def __init__(self) -> None:
+        self.what = ""
+        self._since = 0.0
+        self._ended = threading.Event()
+
+    def does(self, what: str) -> None:
+        if what and not self.what and not sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+            self._since, self._ended = time.monotonic(), threading.Event()
+            threading.Thread(target=self._tell, args=(self._ended,), name="progress", daemon=True).start()
+        if not what:
+            self._ended.set()
+        self.what = what
+
+    def _tell(self, ended: threading.Event) -> None:
+        while not ended.wait(float(os.environ.get(_EVERY, "30"))):
+            print(f"{self.what} ({time.monotonic() - self._since:.0f} s)", file=sys.stderr, flush=True)
+
+
+_waiting = _Waiting()

@@ -15,6 +15,7 @@ from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, raise_problems
 from runner.launch.run.find_layout import asks_for_layout
 from runner.launch.run.largest_batch import asks_for_batch
+from runner.progress import doing, now
 
 __all__ = ["run"]
 
@@ -67,8 +68,8 @@ def run(arguments: Arguments) -> int:
             raise
         from runner.launch.run.fitting import with_layout_that_fits
 
-        found = with_layout_that_fits(error.problems, request, screen.under_way)
-        screen.under_way("")
+        with doing(screen.PLANNING):
+            found = with_layout_that_fits(error.problems, request, now)
         raise DoesNotFitError("\n".join(problem.line() for problem in found), found) from None
 
 

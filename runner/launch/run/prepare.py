@@ -22,6 +22,7 @@ from runner.launch.run.machines import MachineFacts, this_machine
 from runner.launch.run.resume import absent_checkpoint, continue_record
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.profile import PROFILE_FILE
+from runner.progress import doing
 from runner.record import RECORD_FILE, STEPS_FILE, RunRecord, environment, step_seconds, write_atomically
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     raise_problems(pretrained_problems(config))
     _check_epochs(config)
     first = first_batches(config)
-    plan = measured_plan(config, **asdict(machine or this_machine(config)))
+    with doing("planning ..."):
+        plan = measured_plan(config, **asdict(machine or this_machine(config)))
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)

@@ -20,6 +20,7 @@ from runner.memory.solve.values import (
     StageChoice,
 )
 from runner.profile import ModelProfile
+from runner.progress import now
 from runner.targets import import_target
 
 __all__ = ["Choose", "policy_problems", "solve", "strategy_of"]
@@ -78,6 +79,8 @@ def solve(
     solved = []
     stages = zip(partition, budgets, in_flight, between or in_flight, strict=True)
     for (first, last), budget, count, saved_at_once in stages:
+        if strategy.chooses or strategy.reads_budget:
+            now(f"activation_checkpoint={options.name}: layers {first} to {last}")
         chain = StageChain(
             profile,
             first,

@@ -11,6 +11,7 @@ from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
+from runner.progress import now
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED, SPECS
 from runner.schedule.lowering.fuse import fuse_backwards
@@ -44,6 +45,11 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
             refusals.append(refusal)
             return None
         plans[schedule] = plan
+        shortest = min((each.time.step_seconds for each in plans.values() if each.fits), default=None)
+        best = (
+            f"the best so far takes {format_seconds(shortest)} a step" if shortest is not None else "none fits so far"
+        )
+        now(f"schedule=auto: {len(plans)} orders planned, {best}")
         costs.setdefault(schedule.placement[0], plan.time.costs)
         return plan.time.step_seconds, plan.fits
 
