@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planning_problems import cuts, figures, problem, shares
 
@@ -9,7 +11,7 @@ from runner.plan.planners.published.alpa import pipelined
 from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.dapple import block_of
 from runner.plan.planners.published.pipedream import slowest
-from runner.plan.planners.published.registry import PUBLISHED
+from runner.plan.planners.published.registry import PUBLISHED, answer_of
 from runner.plan.planners.values import PlanningProblem
 
 FOR_EACH = (
@@ -99,3 +101,19 @@ def test_megatron_and_2bw_keep_to_memory_where_others_do_not_look() -> None:
     for name in ("megatron", "2bw"):
         answer = PUBLISHED[name](of)
         assert answer is None or (answer.peak_bytes or 0) <= of.memory[4]
+
+
+def test_what_a_user_has_fixed_is_kept_or_said_to_be_missed() -> None:
+    of = problem(3)
+    for name in PUBLISHED:
+        own = answer_of(name, of)
+        if own is None:
+            continue
+        assert answer_of(name, replace(of, fixed={"pipeline": own.pipeline, "microbatches": own.microbatches})) == own
+        missed = answer_of(name, replace(of, fixed={"pipeline": own.pipeline + 1}))
+        assert missed is not None
+        told = f"parallelism.pipeline={own.pipeline + 1} is asked for, and it takes {own.pipeline}"
+        assert missed.needs[-1].startswith(told)
+        shared = answer_of(name, replace(of, zero=(1,)))
+        assert shared is not None
+        assert shared.zero == (1 if shared.data > 1 else own.zero)

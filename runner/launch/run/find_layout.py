@@ -139,9 +139,9 @@ def _of_published(name: str, problem: PlanningProblem, judge: LayoutJudge) -> Fo
         RequestError: it finds none that fits by its own model, or one that the engine does not run.
     """
     from runner.plan.planners.choose import Choice, Chosen
-    from runner.plan.planners.published.registry import PUBLISHED
+    from runner.plan.planners.published.registry import answer_of
 
-    answer = PUBLISHED[name](problem)
+    answer = answer_of(name, problem)
     if answer is None:
         why = "By its own cost model no layout that it knows fits the memory"
         raise RequestError([Problem("planner", name, "must find a layout", why, "planner=joint")])
@@ -187,7 +187,7 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
     Raises:
         RequestError: the request has problems.
     """
-    from runner.plan.planners.published.registry import PUBLISHED
+    from runner.plan.planners.published.registry import PUBLISHED, answer_of
 
     begun = time.process_time()
     found = find_layout(words, progress)
@@ -197,10 +197,10 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
     made = [
         Compared("joint", taken, found.chosen.evaluated, best.answer.seconds, plan, "", found.judge.spelled(best.keys))
     ]
-    for name, ask in PUBLISHED.items():
+    for name in PUBLISHED:
         progress(f"planner {name} ...")
         begun = time.process_time()
-        answer = ask(found.problem)
+        answer = answer_of(name, found.problem)
         taken = time.process_time() - begun
         if answer is None:
             made.append(Compared(name, taken, None, None, None, "by its own model nothing fits"))

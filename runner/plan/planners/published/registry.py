@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.plan.planners.published import (
     alpa,
@@ -25,7 +25,7 @@ from runner.plan.planners.published import (
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["KINDS", "PUBLISHED", "Planner", "PlannerKind"]
+__all__ = ["KINDS", "PUBLISHED", "Planner", "PlannerKind", "answer_of"]
 
 Planner = Callable[[PlanningProblem], PlanningAnswer | None]
 """Answers a problem; None if nothing fits by its own model."""
@@ -163,3 +163,34 @@ KINDS: Mapping[str, PlannerKind] = {
 """Every published planner, none of which asks another."""
 
 PUBLISHED: Mapping[str, Planner] = {name: kind.plan for name, kind in KINDS.items()}
+
+
+def answer_of(name: str, problem: PlanningProblem) -> PlanningAnswer | None:
+    """What a published planner answers, with the order and ZeRO that a user has named.
+
+    These planners read no key that is chosen already. Where an answer differs from what is fixed, ``needs`` says so.
+    """
+    answer = PUBLISHED[name](problem)
+    if answer is None:
+        return None
+    if answer.order is not None and len(problem.orders) == 1 and answer.order.chunks == problem.orders[0].chunks:
+        answer = replace(answer, order=problem.orders[0])
+    if len(problem.zero) == 1 and answer.data > 1:
+        answer = replace(answer, zero=problem.zero[0])
+    chosen = {
+        "parallelism.pipeline": answer.pipeline,
+        "parallelism.data": answer.data,
+        "parallelism.tensor": answer.tensor,
+        "schedule.microbatches": answer.microbatches,
+        "partition.boundaries": [first for first, _ in answer.stages[1:]],
+    }
+    fixed = problem.fixed or {}
+    others = [
+        f"{key}={fixed[key.partition('.')[2]]} is asked for, and it takes {own}"
+        for key, own in chosen.items()
+        if fixed.get(key.partition(".")[2], own) != own
+    ]
+    if answer.order is not None and len(problem.orders) == 1 and answer.order != problem.orders[0]:
+        others.append(f"schedule={problem.orders[0].schedule} is asked for, and it takes {answer.order.schedule}")
+    why = ", by a cost model that reads no key which is chosen already"
+    return replace(answer, needs=(*answer.needs, *(f"{each}{why}" for each in others)))
