@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -63,8 +64,31 @@ class Kernels:
         return run
 
     def _chosen(self) -> AbstractContextManager[None]:
-        made: AbstractContextManager[None] = sdpa_kernel(_BACKENDS[self._attention])
-        return made
+        return _only(_BACKENDS[self._attention])
+
+
+class _Choice:
+    """Torch's choice is one for all threads of a process: the first that computes limits it, and the last frees it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._held = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def limited(self, backends: list[SDPBackend]) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._held.enter_context(sdpa_kernel(backends))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._held.close()
+
+
+_only = _Choice().limited
 
 
 class _Seeing(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
+from runner.model.kernels import Kernels
 
 STEPS = 3
 _COMMON = (
@@ -126,3 +128,23 @@ def test_an_attention_inside_a_module_of_torch_is_found(tmp_path: Path) -> None:
 def test_what_there_is_not_is_refused(overrides: tuple[str, ...], text: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=text):
         run(tmp_path, *overrides)
+
+
+def test_ranks_that_are_threads_leave_torch_s_choice_as_it_was() -> None:
+    """Two layers that overlap in time: the one that began first ends first."""
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    def first(value: object) -> None:
+        first_is_in.set()
+        assert second_is_in.wait(600)
+
+    def second(value: object) -> None:
+        second_is_in.set()
+        thread.join()
+        assert not torch._C._get_math_sdp_enabled()  # still limited for this one
+
+    thread = threading.Thread(target=Kernels("fused").around(first), args=(None,))
+    thread.start()
+    assert first_is_in.wait(600)
+    Kernels("fused").around(second)(None)
+    assert torch._C._get_math_sdp_enabled()
