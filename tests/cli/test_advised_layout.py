@@ -48,4 +48,4 @@ def test_what_was_searched_in_vain_is_said(capsys: pytest.CaptureFixture[str]) -
     status, plan = planned(capsys, *ASKED, "memory_limit=20kB")
     (line,) = plan["problems"]
     assert status == EXIT_DOES_NOT_FIT
-    assert "layouts with 1 to 8 times the ranks found none that fits either: the nearest needs" in line
+    assert "layouts of up to 16 ranks found none that fits either: the nearest needs" in line

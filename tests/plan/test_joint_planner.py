@@ -6,10 +6,12 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from runner.launch.run.find_layout import find_layout
 from runner.plan.planners.cuts import all_of
 from runner.plan.planners.joint import EFFORTS, JointSearch, families
 from runner.plan.planners.orders import Orders
@@ -178,3 +180,16 @@ def test_more_memory_is_never_slower_and_a_search_repeats_itself() -> None:
         ]
         assert best[1] <= best[0] * (1 + 1e-9)
         assert answers[1] == answers[2]
+
+
+def test_a_model_that_takes_no_single_sample_has_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "normed.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def build():\n    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))\n"
+        "def data():\n    return torch.utils.data.TensorDataset(torch.zeros(64, 4), torch.zeros(64, 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    asked = ["model.target=normed:build", "data.target=normed:data", "loss=mse", "hardware=a100_80gb"]
+    found = find_layout([*asked, "parallelism=auto", "parallelism.ranks=2", "schedule.microbatches=4"])
+    assert found.chosen.fits
+    assert found.problem.microbatches == 4

@@ -49,12 +49,12 @@ def with_layout_that_fits(
         return tuple(problems)
     if found is None:
         return tuple(problems)
-    best, request, searched = found
+    best, request, searched, most = found
     if best.plan.fits:
         told = f"no single change makes it fit, but a search of {searched} layouts found one that does"
         told = f"{told}, with {format_bytes(best.peak)} of {format_bytes(best.plan.memory_limit_bytes)}"
         return (replace(problem, why=f"{_largest(problem)}; {told}", fix=shlex.join(["runner", "train", *request])),)
-    told = f"the search of {searched} layouts with 1 to {_TIMES[-1]} times the ranks found none that fits either"
+    told = f"the search of {searched} layouts of up to {most} ranks found none that fits either"
     nearest = f"the nearest needs {format_bytes(best.peak)}, by {' '.join(request[-len(best.keys) :])}"
     return (replace(problem, why=f"{_largest(problem)}; {told}: {nearest}"),)
 
@@ -65,7 +65,7 @@ def _largest(problem: Problem) -> str:
 
 def _fewest_ranks(
     config: RunConfig, words: Sequence[str], progress: Callable[[str], None]
-) -> tuple[Choice, list[str], int] | None:
+) -> tuple[Choice, list[str], int, int] | None:
     """The best plan of the fewest ranks with which something fits, else the one that lacks least."""
     from runner.model.device import device_type
     from runner.plan.planners.choose import fewest_ranks_that_fit
@@ -78,11 +78,13 @@ def _fewest_ranks(
     if config.hardware.name == "auto" and device_type(config) == "cpu":
         more.append(f"parallelism.tensor={degrees.tensor}")  # each degree is measured, and none pays on one machine
     _, problem, judge = asked_problem([*kept, *more], progress)
+    if problem.microbatches is not None:  # layers see their statistics: what is learned stays that of the request
+        problem = replace(problem, microbatches=config.schedule.microbatches * degrees.data)
     counts = [world * times for times in _TIMES if world * times <= most]
     found, searched = fewest_ranks_that_fit(problem, counts, judge.plan, judge.refuses, judge.keys, progress)
     if found is None:
         return None
-    return replace(found, plan=judge.typed(found.keys)), judge.words(found.keys), searched
+    return replace(found, plan=judge.typed(found.keys)), judge.words(found.keys), searched, most
 
 
 def _machines(config: RunConfig, world: int) -> Iterator[int]:

@@ -206,7 +206,11 @@ def _division(
     profiles = [profile_of(alone(config, tensor, sizes[0]))]
     if profiles[0].seconds_source != "measured":
         sizes = [1, sizes[0]]  # it costs no measurement, and large models have micro-batches of one sample
-        profiles.insert(0, profile_of(alone(config, tensor, 1)))
+        try:
+            profiles.insert(0, profile_of(alone(config, tensor, 1)))
+        except RequestError:  # a batch norm takes at least two samples
+            sizes[0] = sizes[1]
+            profiles.insert(0, profiles[0])
     else:
         profiles.append(profile_of(alone(config, tensor, sizes[1])))
     drafts = [
