@@ -17,6 +17,7 @@ from runner.plan.planners.orders import Orders
 from runner.plan.planners.published.registry import PUBLISHED
 from runner.plan.planners.stages import Candidates, Setting, StageTable
 from runner.plan.planners.values import Division, Kept, Line, Order, PlanningAnswer, PlanningProblem
+from runner.plan.time.network import one_link
 from runner.plan.values import Link
 from runner.recipes.finetune.commands import train
 from runner.schedule.catalogue.registry import SPECS
@@ -42,7 +43,9 @@ def problem(seconds: Sequence[float] = SECONDS) -> PlanningProblem:
     division = Division(1, forward, sizes, sizes, (0.0,) * layers, (0.0,) * layers, (kept,))
     memory = dict.fromkeys((1, 2, 4), int(2 * _FIT * _WEIGHT))
     orders = (Order("1f1b", 1), Order("interleaved_1f1b", 2))
-    return PlanningProblem(tuple(map(str, range(layers))), (division,), _RANKS, _BATCH, memory, Link(0.0), orders)
+    return PlanningProblem(
+        tuple(map(str, range(layers))), (division,), _RANKS, _BATCH, memory, one_link(Link(0.0)), orders
+    )
 
 
 def asleep() -> list[dict[str, Any]]:

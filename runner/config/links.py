@@ -1,4 +1,4 @@
-"""Measurements of the links between this machine's ranks by ``runner doctor --collectives``."""
+"""The links between ranks: as a request states them, and as ``runner doctor --collectives`` has measured them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.schema import RunConfig
+from runner.config.schema import HardwareConfig, LinkClassConfig, RunConfig
 
-__all__ = ["cache_root", "links_file", "with_measured_link"]
+__all__ = ["ALL", "cache_root", "group_size", "links_file", "ranks_of_node", "with_measured_link"]
+
+ALL = "all"
+"""``ranks`` of the class of links that holds all ranks of a run."""
+
+
+def group_size(links: LinkClassConfig) -> int | None:
+    """The neighbouring ranks of a group of a class that rules allow; None: all ranks are one group."""
+    return None if links.ranks == ALL else int(links.ranks)
+
+
+def ranks_of_node(hardware: HardwareConfig) -> int | None:
+    """The neighbouring ranks that exchange without the network, which is the last class of ``hardware.links``."""
+    if len(hardware.links) > 1:
+        return group_size(hardware.links[-2])
+    return None if hardware.links else hardware.devices_per_node
 
 
 def cache_root() -> Path:
@@ -31,7 +46,8 @@ def with_measured_link(config: RunConfig) -> RunConfig:
     They become part of the request, so that ranks on other machines plan with the same figures.
     """
     hardware = config.hardware
-    if hardware.name != "auto" or hardware.link_bytes_per_second is not None or hardware.link_latency_seconds:
+    is_stated = hardware.link_bytes_per_second is not None or hardware.link_latency_seconds or hardware.links
+    if hardware.name != "auto" or is_stated:
         return config
     try:
         found: dict[str, Any] = json.loads(links_file().read_text(encoding="utf-8"))

@@ -415,6 +415,17 @@ class CheckpointConfig:
 
 
 @dataclass
+class LinkClassConfig:
+    """One class of ``hardware.links``: what two ranks of a group use that are in no common group of a class before."""
+
+    name: str = ""
+    ranks: str = ""  # neighbouring ranks of a group; all = every rank of the run
+    latency_seconds: float = 0.0  # of a message
+    bytes_per_second: float = 0.0  # of a message; with shared, out of a group of the class before, of all its ranks
+    shared: bool = False  # whether the ranks of such a group, a node for a network, share the bytes per second
+
+
+@dataclass
 class HardwareConfig:
     """The machine to plan for; None means that a figure is not known."""
 
@@ -427,6 +438,7 @@ class HardwareConfig:
     memory_bytes_per_second: float | None = None  # memory bandwidth of one device, which limits an optimizer step
     devices_per_node: int | None = None  # ranks on different nodes exchange over the network
     network_bytes_per_second: float | None = None  # bandwidth out of one node, shared by its ranks that send
+    links: list[LinkClassConfig] = field(default_factory=list)  # classes, inner ones first; instead of the short keys
     host_link_bytes_per_second: float | None = None  # between a device and its host, in one direction
     host_memory_bytes_per_second: float | None = None  # memory bandwidth of the host, for updates there
     source: str = ""  # where the figures are from

@@ -15,7 +15,8 @@ from runner.plan.memory.zero import flattened_bytes, sharing_of, weight_widths
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
-from runner.plan.time.tensor import link_of_parts, with_exchanges
+from runner.plan.time.network import Network, network_of
+from runner.plan.time.tensor import with_exchanges
 from runner.plan.values import Link
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
@@ -73,7 +74,7 @@ class Draft:
         profile: the profile for the step's largest micro-batch.
         schedule: the schedule of one replica.
         layout: the degrees.
-        link: the measured or stated link between ranks, slowed down if the request says so.
+        network: the measured or stated links between ranks, slowed down if the request says so.
         host_link: the stated link between a device and its host, in one direction, slowed down if the request says so.
         mean_samples: mean number of samples of the step's micro-batches.
         limit_bytes: the most memory that a rank may use.
@@ -87,7 +88,7 @@ class Draft:
     profile: ModelProfile
     schedule: Schedule
     layout: Layout
-    link: Link
+    network: Network
     host_link: Link
     mean_samples: float
     limit_bytes: int
@@ -95,6 +96,11 @@ class Draft:
     needs: MemoryNeeds
     prediction: Prediction | None
     shared: SharedCores | None = None
+
+    @property
+    def link(self) -> Link:
+        """The link between neighbouring ranks."""
+        return self.network.inside
 
 
 def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
@@ -111,13 +117,13 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(*step))
     local_ranks = machine.local_ranks or ranks_of_a_node(config)
-    prediction, link = prediction_of(config, schedule), _link(config, machine)
+    prediction, network = prediction_of(config, schedule), network_of(config, machine.link)
     return Draft(
         config=config,
-        profile=with_exchanges(profile, degrees.tensor, link_of_parts(config, link)),
+        profile=with_exchanges(profile, degrees.tensor, network.parts(degrees.tensor)),
         schedule=schedule,
         layout=layout,
-        link=link,
+        network=network,
         host_link=_host_link(config),
         mean_samples=batches.mean_microbatch(*step),
         limit_bytes=memory_limit_bytes(
@@ -176,8 +182,3 @@ def _extra_copies(schedule: Schedule, prediction: Prediction | None, replicas: i
         else older[stage]
         for stage, gaps in enumerate(prediction.stages)
     )
-
-
-def _link(config: RunConfig, machine: Machine) -> Link:
-    link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
-    return link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)

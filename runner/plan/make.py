@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+from runner.config.links import ranks_of_node
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import raise_problems
@@ -38,7 +38,7 @@ from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
-from runner.plan.time.network import Network, network_of
+from runner.plan.time.network import slowest
 from runner.plan.time.predict import Swap, predict_time, ring_all_reduce_seconds, stage_costs
 from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_bytes, with_boundaries
 from runner.plan.time.weight_prediction import with_predictions
@@ -320,14 +320,14 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
 
 
 def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSeconds | None) -> TimePrediction:
-    figures, network = stages.figures, network_of(draft.config, draft.link)
+    figures = stages.figures
 
     def adjusted(costs: StageCosts) -> StageCosts:
-        ratio = draft.mean_samples / draft.profile.samples
-        links = network.boundaries(draft.schedule.rows, draft.layout.data, draft.layout.tensor)
-        costs = with_boundaries(costs, draft.config, draft.profile, figures, ratio, draft.link, links)
+        ratio, rows = draft.mean_samples / draft.profile.samples, draft.schedule.rows
+        costs = with_boundaries(costs, draft.config, draft.profile, figures, ratio, draft.network, rows)
+        costs = _with_stashes(draft, costs, figures, ratio)
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
-        return _with_reductions(draft, costs, figures, network)
+        return _with_reductions(draft, costs, figures)
 
     return predict_time(
         program,
@@ -345,9 +345,20 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
     )
 
 
-def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures], network: Network) -> StageCosts:
+def _with_stashes(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures], ratio: float) -> StageCosts:
+    """The costs with what other ranks keep for a time over the links to these ranks."""
+    schedule, columns = draft.schedule, draft.layout.data * draft.layout.tensor
+    seconds = list(costs.stash)
+    kept = dict.fromkeys((each.stage, each.peer) for each in schedule.moves if each.peer is not None)
+    for stage, peer in kept:
+        link = draft.network.between(schedule.placement[0][stage], peer, columns)
+        seconds[stage] = link.seconds((figures[stage].saved_bytes + figures[stage].input_bytes) * ratio)
+    return replace(costs, stash=seconds)
+
+
+def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures]) -> StageCosts:
     """The costs with sums over the links of replicas, and with what ZeRO or the request's compressor sends instead."""
-    layout, schedule = draft.layout, draft.schedule
+    layout, schedule, network = draft.layout, draft.schedule, draft.network
     places = [[schedule.rows[row][stage] for row in schedule.copies_of(stage)] for stage in range(schedule.stages)]
     links = [network.replicas(each, layout.data, layout.tensor) for each in places]
     if any(each != draft.link for each in links):
@@ -359,11 +370,11 @@ def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFig
                 for stage, ranks, link in sums
             ],
         )
-    slowest = min(links, key=lambda each: each.bytes_per_second or math.inf)
+    ring = slowest(links)
     if draft.config.compression.name == "none":
-        return with_sharing(draft.config, costs, draft.profile, figures, slowest)
+        return with_sharing(draft.config, costs, draft.profile, figures, ring)
     planned = reductions(draft.config, draft.profile, figures, schedule)
-    return with_compression(costs, planned, layout.data, slowest)
+    return with_compression(costs, planned, layout.data, ring)
 
 
 def _notes(
@@ -378,7 +389,7 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
-        *part_notes(draft.profile, draft.layout.tensor, draft.config.hardware),
+        *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware)),
         *kept,
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
         *_move_notes(draft.schedule, stages.figures),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.config.schema import HardwareConfig
 from runner.profile import ModelProfile
 
 __all__ = ["draw_problem", "part_notes"]
@@ -12,13 +11,13 @@ __all__ = ["draw_problem", "part_notes"]
 _MOST_NAMED = 3
 
 
-def part_notes(profile: ModelProfile, ranks: int, hardware: HardwareConfig) -> Iterator[str]:
+def part_notes(profile: ModelProfile, ranks: int, per_node: int | None) -> Iterator[str]:
     """Yield notes about what is divided, what stays whole, and what ranks draw by themselves.
 
     Args:
         profile: a rank's profile.
         ranks: the number of ranks that divide each layer.
-        hardware: the machines of the ranks.
+        per_node: neighbouring ranks that exchange without the network; None: all.
     """
     if ranks == 1:
         return
@@ -30,7 +29,6 @@ def part_notes(profile: ModelProfile, ranks: int, hardware: HardwareConfig) -> I
         yield f"every rank gets all features of {name}: only what a plain cross-entropy alone reads stays divided"
     if profile.whole_tokens:
         yield "not all values between layers are divided by tokens" + _listed(profile.whole_tokens)
-    per_node = hardware.devices_per_node
     if per_node is not None and per_node % ranks:
         yield (
             f"{ranks} ranks that divide layers are not all on a node of {per_node}, and exchange over the network; a "

@@ -17,6 +17,7 @@ from runner.plan.planners.joint import EFFORTS, JointSearch, families
 from runner.plan.planners.orders import Orders
 from runner.plan.planners.stages import Setting, StageTable
 from runner.plan.planners.values import Division, Kept, Line, Order, PlanningProblem, problem_from_json
+from runner.plan.time.network import one_link
 from runner.plan.values import Link
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SPECS
@@ -64,7 +65,7 @@ def problem(seed: int) -> PlanningProblem:
         ranks=ranks,
         batch=8,
         memory={each: int(limit) for each in (1, 2, 4)},
-        link=Link(0.01, draw.uniform(2.0, 20.0)),
+        links=one_link(Link(0.01, draw.uniform(2.0, 20.0))),
         orders=ORDERS,
         zero=(None, 1),
         step_seconds_per_byte=0.01,

@@ -9,14 +9,18 @@ from plan_profiles import layer, model
 
 from runner.config.schema import HardwareConfig, RunConfig
 from runner.plan.make import make_plan
-from runner.plan.time.network import Network
+from runner.plan.time.network import LinkClass, Network, one_link
 from runner.plan.values import Link, RunPlan
 
 NVLINK, OUT = Link(1e-6, 1000.0), 80.0
 
 
+def of_nodes(per_node: int) -> Network:
+    return Network((LinkClass(NVLINK, per_node), LinkClass(Link(1e-6, OUT), None, shared=True)))
+
+
 def speeds(rows: tuple[tuple[int, ...], ...], data: int, tensor: int, per_node: int = 8) -> list[float | None]:
-    found = Network(NVLINK, per_node, OUT).boundaries(rows, data, tensor)
+    found = of_nodes(per_node).boundaries(rows, data, tensor)
     assert {each.latency_seconds for each in found} <= {NVLINK.latency_seconds}
     return [each.bytes_per_second for each in found]
 
@@ -41,13 +45,13 @@ def test_the_slowest_pipeline_of_a_replica_counts_and_a_stage_beside_itself_send
 
 
 def test_rings_of_replicas() -> None:
-    network = Network(NVLINK, 8, OUT)
+    network = of_nodes(8)
     assert network.replicas([0], 8, 1) == NVLINK
     assert network.replicas([0], 16, 1).bytes_per_second == 80.0  # one ring
     assert network.replicas([0], 4, 4).bytes_per_second == 20.0  # a ring for each part
     assert network.replicas([1], 6, 1).bytes_per_second == 80.0  # ranks 6 to 11
     assert network.replicas([0, 3], 2, 1) == NVLINK  # both directions' copies, on one node
-    assert Network(NVLINK, None, None).replicas([0], 64, 1) == NVLINK
+    assert one_link(NVLINK).replicas([0], 64, 1) == NVLINK
 
 
 def planned(per_node: int | None, **degrees: int) -> RunPlan:

@@ -7,8 +7,9 @@ from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
 from runner.plan.stages.figures import stage_figures
+from runner.plan.time.network import network_of, one_link
 from runner.plan.time.predict import stage_costs
-from runner.plan.time.tensor import exchange_seconds, link_of_parts, scatters, with_boundaries
+from runner.plan.time.tensor import exchange_seconds, scatters, with_boundaries
 from runner.plan.values import Link
 from runner.profile import BoundaryTensor, Exchange
 
@@ -18,11 +19,11 @@ NODE = ("hardware.devices_per_node=8", "hardware.network_bytes_per_second=80e9")
 @pytest.mark.parametrize(("parts", "speed"), [(2, 100e9), (8, 100e9), (3, 10e9), (16, 10e9)])
 def test_a_group_beyond_a_node_has_a_share_of_the_network(parts: int, speed: float) -> None:
     config = resolve(["model=gpt", f"parallelism.tensor={parts}", *NODE])
-    assert link_of_parts(config, Link(1e-5, 100e9)) == Link(1e-5, speed)
+    assert network_of(config, Link(1e-5, 100e9)).parts(parts) == Link(1e-5, speed)
 
 
 def test_without_a_node_there_is_one_link() -> None:
-    assert link_of_parts(resolve(["model=gpt", "parallelism.tensor=3"]), Link(1e-5, 100e9)) == Link(1e-5, 100e9)
+    assert network_of(resolve(["model=gpt"]), Link(1e-5, 100e9)).parts(3) == Link(1e-5, 100e9)
 
 
 def test_exchanges_take_the_messages_of_a_ring() -> None:
@@ -57,7 +58,7 @@ def test_a_boundary_by_parts_takes_a_part_and_a_gathering() -> None:
     profile = model(layers)
     figures, link = stage_figures(profile, ((0, 0), (1, 1))), Link(1e-3, 1000.0)
     whole = stage_costs(profile, figures, mean_samples=profile.samples, copies=[1, 1], link=link)
-    made = with_boundaries(whole, config, profile, figures, 1.0, link, [link])
+    made = with_boundaries(whole, config, profile, figures, 1.0, one_link(link), [[0, 1]])
     assert list(whole.comm) == [pytest.approx(1e-3 + 0.4)]
     assert list(made.comm) == [pytest.approx(1e-3 + 0.1 + 3 * (1e-3 + 0.1))]
     assert list(made.occupancy or ()) == [pytest.approx(0.1)]

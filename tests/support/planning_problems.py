@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from runner.plan.planners.values import Division, Kept, Line, Order, PlanningProblem
+from runner.plan.time.network import one_link
 from runner.plan.values import Link
 
 __all__ = ["cuts", "figures", "problem", "shares"]
@@ -32,7 +33,9 @@ def problem(seed: int, *, layers: int = 5, ranks: int = 4, tight: bool = False) 
     limit = int((1.2 if tight else 10) * 4 * sum(weights)) + 4
     memory = dict.fromkeys((1, 2, 4), limit)
     orders = (Order("1f1b", 1),)
-    return PlanningProblem(tuple(map(str, range(layers))), (of(1), of(2)), ranks, 8, memory, Link(0.0, 4.0), orders)
+    return PlanningProblem(
+        tuple(map(str, range(layers))), (of(1), of(2)), ranks, 8, memory, one_link(Link(0.0, 4.0)), orders
+    )
 
 
 def cuts(layers: int) -> Iterator[list[tuple[int, int]]]:

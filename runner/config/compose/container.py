@@ -42,6 +42,7 @@ _WITHOUT_EFFECT = (
     ("model", "needs"),
     ("hardware", "link_bytes_per_second"),  # a new measurement does not change the identity of a job
     ("hardware", "link_latency_seconds"),
+    ("hardware", "links"),
     ("hardware", "source"),
     ("schedule", "steps"),
     ("trainer", "log_every"),

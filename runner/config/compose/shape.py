@@ -227,11 +227,24 @@ def _check_section(section: type, value: object, path: str, where: str) -> tuple
     for name, inner in value.items():
         below = f"{path}.{name}" if path else str(name)
         if name not in hints:
-            problems.append(unknown_key(below, inner, where=where))
+            told = _no_key_of if path.endswith("]") else _unknown
+            problems.append(told(section, below, inner, where))
             continue
         checked[name], found = check_value(hints[name], inner, below, where=where)
         problems += found
     return checked, problems
+
+
+def _unknown(section: type, path: str, value: object, where: str) -> Problem:
+    return unknown_key(path, value, where=where)
+
+
+def _no_key_of(section: type, path: str, value: object, where: str) -> Problem:
+    """The problem of an unknown key of an entry of a list, which no override sets by itself."""
+    name, known = path.rpartition(".")[2], list(_hints(section))
+    near = did_you_mean(name, known)
+    why = f"An entry has {', '.join(known)}"
+    return Problem(where + path, _shown(value), "there is no such key", why, f"{near}: {_shown(value)}" if near else "")
 
 
 def _scalar(annotation: Any, value: object) -> object | None:
@@ -277,4 +290,6 @@ def _of_type(annotation: Any, value: Any) -> Any:
         return _instance(annotation, value)
     if get_origin(annotation) is dict and _is_section(get_args(annotation)[1]):
         return {name: _instance(get_args(annotation)[1], each) for name, each in value.items()}
+    if get_origin(annotation) is list and _is_section(get_args(annotation)[0]):
+        return [_instance(get_args(annotation)[0], each) for each in value]
     return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from runner.config.links import ALL, group_size
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.rules.values import not_negative, positive
-from runner.config.schema import CostConfig, RunConfig
+from runner.config.schema import CostConfig, LinkClassConfig, RunConfig
 from runner.errors import Problem
 
 __all__ = ["MACHINE"]
@@ -22,6 +23,62 @@ def _flops(config: RunConfig) -> Iterator[Problem]:
         if not (flops > 0 and math.isfinite(flops)):
             path = f"hardware.flops.{precision}"
             yield Problem(path, flops, "must be a finite number above 0")
+
+
+def _links(config: RunConfig) -> Iterator[Problem]:
+    """Problems of each class of links by itself, and then of their order."""
+    classes = config.hardware.links
+    own = [problem for at, each in enumerate(classes) for problem in _class_problems(f"hardware.links[{at}]", each)]
+    yield from own
+    for at, each in enumerate(classes):
+        if each.name.strip() and each.name in [other.name for other in classes[:at]]:
+            why = "Messages and tables name the class"
+            yield Problem(f"hardware.links[{at}].name", each.name, "must not be the name of another class", why)
+    if not any(problem.path.endswith(".ranks") for problem in own):
+        yield from _order_problems(classes)
+        yield from _outermost_problems(config)
+
+
+def _class_problems(path: str, each: LinkClassConfig) -> Iterator[Problem]:
+    """The values that are wrong by themselves."""
+    if not each.name.strip():
+        yield Problem(f"{path}.name", each.name, "must be given", "Messages and tables name the class", "name: network")
+    if each.ranks != ALL and not (each.ranks.isdecimal() and int(each.ranks) > 0):
+        rule, why = f"must be a whole number above 0, or {ALL}", "It is the number of neighbouring ranks of a group"
+        yield Problem(f"{path}.ranks", each.ranks or None, rule, why, "ranks: 8")
+    if not (each.latency_seconds >= 0 and math.isfinite(each.latency_seconds)):
+        rule = "must be a finite number, 0 or above"
+        yield Problem(f"{path}.latency_seconds", each.latency_seconds, rule, fix="latency_seconds: 5e-6")
+    if not (each.bytes_per_second > 0 and math.isfinite(each.bytes_per_second)):
+        rule = "must be a finite number above 0"
+        yield Problem(f"{path}.bytes_per_second", each.bytes_per_second, rule, fix="bytes_per_second: 1e9")
+
+
+def _order_problems(classes: Sequence[LinkClassConfig]) -> Iterator[Problem]:
+    for at, (inner, outer) in enumerate(zip(classes, classes[1:], strict=False), start=1):
+        few, many, path = group_size(inner), group_size(outer), f"hardware.links[{at}].ranks"
+        if few is None:
+            why = f"Class {inner.name} before it holds all ranks already: classes go from inside to outside"
+            yield Problem(path, outer.ranks, "must be of a class that is used", why, "the classes in the other order")
+        elif many is not None and many <= few:
+            why = f"Class {inner.name} before it has {few}: classes go from inside to outside"
+            yield Problem(path, outer.ranks, f"must be more than {few}", why, f"ranks: {2 * few}")
+        elif many is not None and many % few:
+            why = f"Its groups are made of whole groups of class {inner.name}, which have {few}"
+            yield Problem(path, outer.ranks, f"must be a multiple of {few}", why, f"ranks: {-(-many // few) * few}")
+
+
+def _outermost_problems(config: RunConfig) -> Iterator[Problem]:
+    """The last class holds all ranks, or nothing would be known of the links between its groups."""
+    degrees, classes = config.parallelism, config.hardware.links
+    searched = degrees.name == "auto"
+    ranks = degrees.ranks if searched else degrees.pipeline * degrees.data * degrees.tensor
+    size = group_size(classes[-1]) if classes else None
+    if size is not None and (ranks is None or size < ranks):
+        known = "all ranks" if ranks is None else f"all {ranks} ranks"
+        why = f"Nothing is said of links between groups of class {classes[-1].name}"
+        path = f"hardware.links[{len(classes) - 1}].ranks"
+        yield Problem(path, classes[-1].ranks, f"must hold {known}", why, f"ranks: {ALL}")
 
 
 def _size(path: str, fix: str) -> tuple[Row[RunConfig], ...]:
@@ -42,6 +99,13 @@ MACHINE: Table[RunConfig] = Table(
         *_size("hardware.host_memory_bytes", "1e12"),
         *(positive(f"hardware.{name}_bytes_per_second", "1e9") for name in _SPEEDS),
         positive("hardware.devices_per_node", "8"),
+        Computed(
+            "hardware.links",
+            _links,
+            "must be classes from inside to outside, each with a name of its own, ranks, bytes_per_second above 0 and "
+            "latency_seconds of 0 or above; ranks are a multiple of those of the class before, and all in the last one",
+            "Two ranks use the first class of which one group holds both",
+        ),
         not_negative("hardware.link_latency_seconds"),
         not_negative("transport.delay_seconds"),
         positive("transport.bytes_per_second", "1e9"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from runner.config.links import ranks_of_node
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
@@ -71,7 +72,7 @@ def planning_problem(
         ranks=ranks,
         batch=config.data.batch_size,
         memory={each: _limit(config, machine, each) for each in divisors(ranks)},
-        link=draft.link,
+        links=draft.network,
         orders=_orders(config, given),
         zero=_zero(config, given),
         step_seconds_per_byte=draft.profile.optimizer_seconds_per_byte,
@@ -81,8 +82,6 @@ def planning_problem(
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
         host=draft.host_link if accelerated and _may_move(config) else None,
-        per_node=config.hardware.devices_per_node,
-        network=config.hardware.network_bytes_per_second,
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 
@@ -190,7 +189,7 @@ def _divisions(
 
 def _may_divide(config: RunConfig, tensor: int) -> bool:
     """Whether neighbours within a node can divide layers in so many parts: across nodes it does not pay."""
-    per_node = config.hardware.devices_per_node
+    per_node = ranks_of_node(config.hardware)
     return per_node is None or per_node % tensor == 0
 
 

@@ -107,7 +107,7 @@ class StageTable:
 
         links = self.problem.links.boundaries(order.rows, self.setting.data, self.setting.division.tensor)
         sent = self._boundary[cuts[1:-1] - 1]
-        message = np.where(sent > 0, self.problem.link.latency_seconds, 0.0)
+        message = np.where(sent > 0, np.array([each.latency_seconds for each in links])[:, None], 0.0)
         message = message + sent * np.array([_seconds_per_byte(each) for each in links])[:, None]
         action = self.problem.overhead
         return BatchedCosts(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from runner.plan.time.network import Network
+from runner.plan.time.network import Network, network_from_json
 from runner.plan.values import Link
 
 __all__ = ["Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
@@ -92,7 +92,7 @@ class PlanningProblem:
         ranks: the number of devices.
         batch: samples of an optimizer step, over all replicas.
         memory: the bytes that a rank may use, by the number of ranks of the layout.
-        link: between two ranks of a node.
+        links: between all ranks.
         orders: the schedules from which a pipeline may choose, the simplest first.
         zero: the stages of ZeRO that replicas may have; None: DDP.
         step_seconds_per_byte: seconds of an optimizer step for a byte of gradients.
@@ -103,8 +103,6 @@ class PlanningProblem:
         overhead: seconds of the engine for each action of a rank, besides its layers.
         seconds_source: ``measured`` or ``estimated``.
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
-        per_node: ranks of a node; None: all are on one.
-        network: bytes per second out of a node, of all its ranks together; None: as fast as ``link``.
     """
 
     layers: tuple[str, ...]
@@ -112,7 +110,7 @@ class PlanningProblem:
     ranks: int
     batch: int
     memory: Mapping[int, int]
-    link: Link
+    links: Network
     orders: tuple[Order, ...]
     zero: tuple[int | None, ...] = (None,)
     step_seconds_per_byte: float = 0.0
@@ -122,13 +120,11 @@ class PlanningProblem:
     overhead: float = 0.0
     seconds_source: str = "estimated"
     host: Link | None = None
-    per_node: int | None = None
-    network: float | None = None
 
     @property
-    def links(self) -> Network:
-        """The links between all ranks."""
-        return Network(self.link, self.per_node, self.network)
+    def link(self) -> Link:
+        """Between neighbouring ranks."""
+        return self.links.inside
 
     def to_json(self) -> str:
         """The problem as one JSON document; numbers have full precision."""
@@ -146,7 +142,7 @@ def problem_from_json(text: str) -> PlanningProblem:
         layers=tuple(found.pop("layers")),
         divisions=tuple(divisions),
         memory={int(ranks): size for ranks, size in found.pop("memory").items()},
-        link=Link(**found.pop("link")),
+        links=network_from_json(found.pop("links")),
         host=None if (host := found.pop("host", None)) is None else Link(**host),
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),

@@ -66,6 +66,7 @@ def _has_twins(config: RunConfig) -> bool:
     return len(schedule_of(config).rows) > 1
 
 
+_SHORT_LINKS = ("link_bytes_per_second", "link_latency_seconds", "network_bytes_per_second")
 _OF_A_RUN = ("run_dir", "resume", "report", "checkpoint", "logger", "profiler", "metrics", "callbacks")
 
 UNREAD: tuple[Unread, ...] = (
@@ -84,7 +85,13 @@ UNREAD: tuple[Unread, ...] = (
     ),
     Unread(("transport", "data.check_every"), _one_rank, _ONE_RANK, "parallelism.pipeline=2"),
     Unread(
-        tuple(f"hardware.{key}" for key in ("link_bytes_per_second", "link_latency_seconds", "devices_per_node")),
+        tuple(f"hardware.{key}" for key in _SHORT_LINKS),
+        lambda c, _: bool(c.hardware.links),
+        "hardware.links has the latency and the speed of each class of links",
+        typed=True,
+    ),
+    Unread(
+        tuple(f"hardware.{key}" for key in (*_SHORT_LINKS[:2], "devices_per_node", "links")),
         _one_rank,
         _ONE_RANK,
         "parallelism.pipeline=2",

@@ -1,18 +1,39 @@
-"""The links of a run on several nodes: neighbours of a node have its own link, others share the network of a node.
+"""The links of a run, in classes from inside to outside: an island of devices, a node, the network between nodes.
 
-Ranks are numbered (pipeline · data + replica) · tensor + part, and a node has ``devices_per_node`` neighbouring ones.
+Two ranks use the first class that has a group of which both are members. Ranks are numbered
+(pipeline · data + replica) · tensor + part, and each group of a class has neighbouring ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from runner.config.links import group_size
 from runner.config.schema import RunConfig
 from runner.plan.values import Link
 
-__all__ = ["Network", "network_of"]
+__all__ = ["LinkClass", "Network", "network_from_json", "network_of", "one_link", "slowest"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """One kind of link.
+
+    Args:
+        link: between two ranks of a group, if nobody else sends. If it is shared, what all ranks together send out of
+            a group of the class inside.
+        ranks: neighbouring ranks of a group; None: all ranks are one group.
+        shared: whether the ranks of a group of the class inside, such as a node, share the bytes per second when they
+            send out of it at the same time. The first class has no class inside; it is shared by a whole group.
+    """
+
+    link: Link
+    ranks: int | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +41,21 @@ class Network:
     """The links between all ranks.
 
     Args:
-        link: between two ranks of a node.
-        per_node: ranks of a node; None: all ranks are on one.
-        bytes_per_second: out of a node, of all its ranks together; None: as fast as ``link``.
+        classes: from inside to outside, each group a whole number of the groups before.
+        node: ranks of a node, which share the first class if it is shared and holds all ranks; None: all are on one.
+        delay_seconds: latency of the slower link of ``transport``, which each message passes first.
+        bytes_per_second: speed of that link; None: it adds no time for bytes.
     """
 
-    link: Link
-    per_node: int | None = None
+    classes: tuple[LinkClass, ...] = (LinkClass(Link()),)
+    node: int | None = None
+    delay_seconds: float = 0.0
     bytes_per_second: float | None = None
+
+    @property
+    def inside(self) -> Link:
+        """The link between neighbours, if nobody else sends."""
+        return self._link(0, 1)
 
     def boundaries(self, rows: Sequence[Sequence[int]], data: int, tensor: int) -> tuple[Link, ...]:
         """The link between each stage and the next one, which all replicas and parts use at about the same time.
@@ -37,14 +65,14 @@ class Network:
             data: replicas.
             tensor: ranks that divide layers.
         """
-        columns = data * tensor
         return tuple(
-            min(
-                (self._together(_pairs(row[stage], row[stage + 1], columns)) for row in rows),
-                key=lambda each: each.bytes_per_second or float("inf"),
-            )
+            slowest(self.between(row[stage], row[stage + 1], data * tensor) for row in rows)
             for stage in range(len(rows[0]) - 1)
         )
+
+    def between(self, place: int, other: int, columns: int) -> Link:
+        """The link from one place in the pipeline to another, if each of the ``columns`` ranks there sends at once."""
+        return self._together((place * columns + each, other * columns + each) for each in range(columns))
 
     def replicas(self, places: Iterable[int], data: int, tensor: int) -> Link:
         """The slowest link of the rings of a stage's replicas, of which each part of its layers has one.
@@ -59,27 +87,89 @@ class Network:
         ]
         return self._together(pairs)
 
+    def parts(self, tensor: int) -> Link:
+        """The link between ranks that divide layers: the first class whose groups hold them all, wherever they are.
+
+        If it is shared, all ranks exchange at the same time.
+        """
+        holding = (at for at, each in enumerate(self.classes) if each.ranks is None or not each.ranks % tensor)
+        at = next(holding, len(self.classes) - 1)
+        return self._link(at, self._sharing(at) or tensor)
+
     def _together(self, pairs: Iterable[tuple[int, int]]) -> Link:
-        """The link of these pairs, if each sends from its first to its second rank at the same time."""
-        if self.per_node is None or self.bytes_per_second is None:
-            return self.link
-        nodes = [(one // self.per_node, other // self.per_node) for one, other in pairs]
-        senders = Counter(one for one, other in nodes if one != other)
-        if not senders:
-            return self.link
-        share = self.bytes_per_second / max(senders.values())
-        return Link(self.link.latency_seconds, min(share, self.link.bytes_per_second or share))
+        """The slowest link of these pairs, if each sends from its first to its second rank at the same time."""
+        senders = [Counter[int]() for _ in self.classes]
+        for one, other in pairs:
+            if one != other:
+                at = self._class_of(one, other)
+                senders[at][_group(one, self._sharing(at))] += 1
+        used = (self._link(at, max(each.values())) for at, each in enumerate(senders) if each)
+        return slowest(used, self.inside)
+
+    def _class_of(self, one: int, other: int) -> int:
+        met = (at for at, each in enumerate(self.classes) if _group(one, each.ranks) == _group(other, each.ranks))
+        return next(met, len(self.classes) - 1)
+
+    def _sharing(self, at: int) -> int | None:
+        """The neighbouring ranks that share a class if it is shared; None: all."""
+        return self.classes[at - 1].ranks if at else self.classes[0].ranks or self.node
+
+    def _link(self, at: int, senders: int) -> Link:
+        """The link of a class for each of so many that send at the same time.
+
+        A rank that has a shared link to itself sends no faster than over the class inside: the rate of a node is that
+        of several adapters.
+        """
+        each = self.classes[at]
+        speed = each.link.bytes_per_second
+        if each.shared and speed is not None:
+            within = self.classes[at - 1].link.bytes_per_second if at else None
+            speed = min(speed / senders, within or math.inf)
+        return Link(each.link.latency_seconds, speed).slowed(self.delay_seconds, self.bytes_per_second)
 
 
-def network_of(config: RunConfig, link: Link) -> Network:
-    """The network of a request.
+def slowest(links: Iterable[Link], default: Link | None = None) -> Link:
+    """A link as slow as each of these in both figures; ``default`` if there are none."""
+    found = list(links)
+    if not found and default is not None:
+        return default
+    speeds = [each.bytes_per_second for each in found if each.bytes_per_second is not None]
+    return Link(max(each.latency_seconds for each in found), min(speeds, default=None))
+
+
+def network_of(config: RunConfig, link: Link | None = None) -> Network:
+    """The network of a request: its ``hardware.links``, or the two classes of the keys that are their short form.
 
     Args:
         config: the request.
-        link: between two ranks of a node.
+        link: between two neighbours, where it was measured; None: as the request says.
     """
-    return Network(link, config.hardware.devices_per_node, config.hardware.network_bytes_per_second)
+    asked, slower = config.hardware, config.transport
+    classes = [
+        LinkClass(Link(each.latency_seconds, each.bytes_per_second), group_size(each), each.shared)
+        for each in asked.links
+    ]
+    if not classes:
+        classes = [LinkClass(Link(asked.link_latency_seconds, asked.link_bytes_per_second))]
+        if asked.devices_per_node is not None and asked.network_bytes_per_second is not None:
+            latency = (link or classes[0].link).latency_seconds
+            network = LinkClass(Link(latency, asked.network_bytes_per_second), None, shared=True)
+            classes = [LinkClass(classes[0].link, asked.devices_per_node), network]
+    if link is not None:
+        classes[0] = LinkClass(link, classes[0].ranks, classes[0].shared)
+    return Network(tuple(classes), asked.devices_per_node, slower.delay_seconds, slower.bytes_per_second)
 
 
-def _pairs(place: int, other: int, columns: int) -> Iterable[tuple[int, int]]:
-    return ((place * columns + column, other * columns + column) for column in range(columns))
+def one_link(link: Link) -> Network:
+    """The network in which any two ranks have the same link."""
+    return Network((LinkClass(link),))
+
+
+def network_from_json(document: Mapping[str, Any]) -> Network:
+    """The network that ``dataclasses.asdict`` has written."""
+    classes = (LinkClass(**{**each, "link": Link(**each["link"])}) for each in document["classes"])
+    return Network(**{**document, "classes": tuple(classes)})
+
+
+def _group(rank: int, ranks: int | None) -> int:
+    return 0 if ranks is None else rank // ranks

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
+from runner.config.links import ranks_of_node
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import StageFigures
+from runner.plan.time.network import Network
 from runner.plan.values import Link
 from runner.profile import Exchange, LayerProfile, ModelProfile
 from runner.schedule.simulation.clock import StageCosts
@@ -19,7 +21,6 @@ __all__ = [
     "exchange_seconds",
     "exchanged_bytes",
     "gathered_bytes",
-    "link_of_parts",
     "scatters",
     "update_bytes",
     "with_exchanges",
@@ -29,26 +30,12 @@ __all__ = [
 _MATRIX, _HALF_WIDTH = 2, 2
 
 
-def link_of_parts(config: RunConfig, link: Link) -> Link:
-    """The link between two ranks that divide layers: ``link`` within a node, else their share of the network.
-
-    Ranks that divide layers are neighbours. They are all on one node if the number of its devices is a multiple of
-    theirs.
-    """
-    per_node, network = config.hardware.devices_per_node, config.hardware.network_bytes_per_second
-    ranks = config.parallelism.tensor
-    if per_node is None or network is None or not per_node % ranks:
-        return link
-    share = network / per_node
-    return replace(link, bytes_per_second=min(share, link.bytes_per_second or share))
-
-
 def scatters(config: RunConfig) -> bool:
     """Whether each rank of those that divide layers sends a part of what passes between stages.
 
     If the request leaves it open, it is so where these ranks are on one node and the run has several.
     """
-    asked, here = config.parallelism, config.hardware.devices_per_node
+    asked, here = config.parallelism, ranks_of_node(config.hardware)
     if asked.tensor == 1 or asked.sequence or asked.pipeline == 1:
         return False
     if asked.scatter_boundaries is not None:
@@ -62,23 +49,23 @@ def with_boundaries(
     profile: ModelProfile,
     figures: Sequence[StageFigures],
     ratio: float,
-    link: Link,
-    links: Sequence[Link],
+    network: Network,
+    rows: Sequence[Sequence[int]],
 ) -> StageCosts:
     """The costs with messages over the link of each boundary; parts of one may be sent, and put together then.
 
     Args:
-        costs: the costs of whole boundaries over ``link``.
+        costs: the costs of whole boundaries over the link between neighbours.
         config: the request.
         profile, figures: the model and its stages.
         ratio: samples of a micro-batch for one of the profile's.
-        link: between neighbours of a node.
-        links: between each stage and the next one.
+        network: the links between all ranks.
+        rows: for each pipeline of a replica, the place of each stage.
     """
-    by_parts = scatters(config)
-    if not by_parts and all(each == link for each in links):
+    by_parts, ranks = scatters(config), config.parallelism.tensor
+    links, within = network.boundaries(rows, config.parallelism.data, ranks), network.parts(ranks)
+    if not by_parts and all(each == network.inside for each in links):
         return costs
-    ranks, within = config.parallelism.tensor, link_of_parts(config, link)
     comm, occupancy = [], []
     for stage, between in zip(figures[:-1], links, strict=True):
         parts = scattered_bytes(config, profile.layers[stage.last])[0] if by_parts else 0
