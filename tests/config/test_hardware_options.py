@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
 
 FOLDER = Path(__file__).parents[2] / "conf" / "hardware"
 OPTIONS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "auto")
@@ -16,6 +17,23 @@ ACCELERATORS = [name for name in OPTIONS if not name.endswith("_cpu")]
 def test_the_machines_that_people_plan_for_are_there() -> None:
     asked = {"a100_40gb", "a100_80gb", "h100_80gb", "h200", "b200", "mi300x", "l40s", "a10", "rtx4090", "server16_cpu"}
     assert asked <= set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("h100", "h100_80gb"),
+        ("H100_SXM", "h100_80gb"),
+        ("a100", "a100_80gb"),
+        ("4090", "rtx4090"),
+        ("epyc", "server16_cpu"),
+    ],
+)
+def test_a_machine_is_found_by_its_other_names(name: str, option: str) -> None:
+    assert resolve([f"hardware={name}"]).hardware == resolve([f"hardware={option}"]).hardware
+    assert resolve([f"hardware={name}", f"hardware={option}"]).hardware.name == option, "it is not chosen twice"
+    with pytest.raises(RequestError, match="there is no such option"):
+        resolve([f"hardware={name}0"])
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, options
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
-from runner.config.compose.synonyms import meant, no_option
+from runner.config.compose.synonyms import meant, no_option, option_called
 from runner.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ __all__ = ["SEVERAL", "Axis", "Request", "axes_of", "read_overrides", "settings_
 
 SEVERAL = {"logger": "logger.others"}
 """Groups of which a request may choose several options, and the key that holds those after the first."""
+
+_OF_MANY_NAMES = ("hardware",)
+"""Groups whose options are things that have several names, each of which chooses the option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | 
         choices[group] = None
         return []
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if name is not None and name not in known and group in _OF_MANY_NAMES:
+        name = option_called(group, name) or name
     if name is not None and group in choices and choices[group] != name:
         return [Problem(group, name, f"it is chosen twice, also {choices[group]}", "", f"{group}={name}")]
     lost = in_no_group(group, name, roots, is_known=name in known) if name is not None else []
