@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.api.failures import ScriptLauncher, report_failure, tell_refusals
-from runner.api.trace import lists_layers, traced_layers
+from runner.api.trace import traced_layers, traced_step_layers
 from runner.engine.engine import EngineOptions
 from runner.engine.update.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.lightning_module import brings, lists_layers
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
 from runner.plan.cut.partition import Partition, partition_problems, uniform
@@ -185,7 +186,10 @@ class PipelineStrategy(pipeline.EngineStrategy):
     def _adapt(self, model: pl.LightningModule) -> None:
         raise_problems(_module_problems(model))
         num_stages = self.plan.schedule.stages
-        if lists_layers(model) or num_stages == 1:
+        loss: Any = getattr(model, "loss", None)
+        if not callable(loss):
+            self._sources, loss = traced_step_layers(model, num_stages)
+        elif lists_layers(model) or num_stages == 1:
             self._sources = layers_of(model, self.options.seed, type(model).__name__)
         else:
             self._sources = traced_layers(model, num_stages)
@@ -201,7 +205,6 @@ class PipelineStrategy(pipeline.EngineStrategy):
             self._sources = ()
             return built
 
-        loss: Any = model.loss
         # Set in __dict__, because nn.Module would register a loss module as one more child.
         model.__dict__.update(loss_function=loss, build_stages=build_stages, ties=find_ties(self._sources))
         ModuleSteps(self, model).bind()
@@ -255,9 +258,9 @@ def _overlap_problems(schedule: Schedule, options: EngineOptions) -> list[Proble
 def _module_problems(model: pl.LightningModule) -> list[Problem]:
     name = type(model).__name__
     problems = []
-    if not callable(getattr(model, "loss", None)):
+    if not callable(getattr(model, "loss", None)) and not brings(model, "training_step"):
         why = "The last stage computes it: def loss(self, output, target) returns a mean over samples, or (sum, weight)"
-        problems.append(Problem(name, None, "must have a method loss(output, target)", why))
+        problems.append(Problem(name, None, "must have a method loss(output, target) or a training_step", why))
     if not model.automatic_optimization:
         why = "The engine runs forward and backward together and owns the optimizer step"
         problems.append(Problem(f"{name}.automatic_optimization", False, "must be true", why))

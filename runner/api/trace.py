@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import map_tensors
@@ -17,15 +17,9 @@ from runner.model.lightning_module import brings
 from runner.model.load import segments_of
 from runner.model.traced.operators import trace
 
-__all__ = ["lists_layers", "traced_layers"]
+__all__ = ["traced_layers", "traced_step_layers"]
 
 _SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
-
-
-def lists_layers(model: pl.LightningModule) -> bool:
-    """Whether a module says itself what its layers are."""
-    layers = getattr(model, "layers", None)
-    return callable(layers) and not isinstance(layers, nn.Module)
 
 
 def traced_layers(model: pl.LightningModule, stages: int) -> list[LayerSource]:
@@ -49,18 +43,46 @@ def traced_layers(model: pl.LightningModule, stages: int) -> list[LayerSource]:
         return segments_of(model, trace(model, given, name), None, wanted=stages - 1)
 
 
+def traced_step_layers(model: pl.LightningModule, stages: int) -> tuple[list[LayerSource], Any]:
+    """The segments of a module's ``training_step``, and the loss that it computes of their output and the target.
+
+    It is traced on some samples of the first training batch.
+
+    Args:
+        model: a module with a ``training_step``.
+        stages: the number of stages of the pipeline.
+
+    Raises:
+        RequestError: the batch is no pair of an input and a target, or the step cannot be traced.
+    """
+    from runner.model.traced.step import traced_step
+
+    name = type(model).__name__
+    batch = _first_batch(model)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        why = f"{name} has no loss(output, target), so that its training_step is traced with a batch of both"
+        rule = "must give batches (input, target)"
+        raise RequestError([Problem("train_dataloaders", type(batch).__name__, rule, why)])
+    with torch.random.fork_rng(devices=[]):
+        programs, loss = traced_step(model, (_some(batch[0]), _some(batch[1])), name)
+        return segments_of(model, programs, None, wanted=stages - 1), loss
+
+
 def _example(model: pl.LightningModule, name: str) -> Any:
     """Inputs of the model: those that it names itself, or those of the first training batch."""
     if model.example_input_array is not None:
         return model.example_input_array
-    source = model.trainer.fit_loop._data_source
-    if not source.is_defined():
+    if not model.trainer.fit_loop._data_source.is_defined():
         why = "It has no layers(), and its forward is traced on an example before anything else runs"
         fix = "self.example_input_array = torch.randn(4, 8)"
         raise RequestError([Problem(f"{name}.example_input_array", None, "must be set here", why, fix)])
-    with _random_state_kept():
-        batch = next(iter(source.dataloader()))
+    batch = _first_batch(model)
     return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def _first_batch(model: pl.LightningModule) -> Any:
+    with _random_state_kept():
+        return next(iter(model.trainer.fit_loop._data_source.dataloader()))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What a user's LightningModule defines, found out without importing Lightning.
 
 Without a pipeline, its ``training_step`` is the model's one layer: given ``(input, target)``, it returns the loss. In a
-pipeline, its ``layers()`` are the layers and its ``loss(output, target)`` is the loss.
+pipeline, its ``layers()`` are the layers and its ``loss(output, target)`` is the loss; of a module without them, the
+step is traced (:mod:`runner.model.traced.step`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ __all__ = [
     "brings",
     "is_lightning_module",
     "lightning_problems",
+    "lightnings_base",
+    "lists_layers",
     "loss_of_step",
     "optimizers_in",
     "own_output",
     "scalar_loss",
+    "traces_its_step",
     "weight_of",
     "with_one_optimizer",
 ]
@@ -55,6 +59,11 @@ def is_lightning_module(made: Any) -> bool:
     return any(base.__name__ == "LightningModule" and _is_lightnings(base) for base in type(made).__mro__)
 
 
+def lightnings_base(module: Any) -> Any:
+    """The class of Lightning's of which a LightningModule is one."""
+    return next(base for base in type(module).__mro__ if base.__name__ == "LightningModule" and _is_lightnings(base))
+
+
 def brings(module: Any, name: str) -> bool:
     """Whether the user's class defines a method itself."""
     owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
@@ -70,7 +79,6 @@ def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
     return [
         *_mechanics_problems(module, config),
         *(_step_problems(module, config) if brings(module, "training_step") else ()),
-        *_pipeline_problems(module, config),
         *_metric_problems(module, config),
         *(_optimizer_problems(config) if brings(module, "configure_optimizers") else ()),
     ]
@@ -139,14 +147,15 @@ def own_output(module: Any) -> Callable[[Any], Any] | None:
     return partial(call_whole, module) if brings(module, "forward") else None
 
 
-def _pipeline_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
-    if config.parallelism.pipeline == 1 or not brings(module, "training_step"):
-        return
-    for method, what in (("layers", "returns them in order"), ("loss", "is given the output and the target")):
-        if not callable(getattr(module, method, None)):
-            why = f"A pipeline cuts between layers, and its last stage has the loss: {method} {what}"
-            rule = f"must have a method {method} in a pipeline, where training_step is not called"
-            yield Problem("model.target", config.model.target, rule, why, "parallelism.pipeline=1")
+def lists_layers(module: Any) -> bool:
+    """Whether a module says itself what its layers are."""
+    layers = getattr(module, "layers", None)
+    return callable(layers) and not isinstance(layers, nn.Module)
+
+
+def traces_its_step(module: Any) -> bool:
+    """Whether a module has a ``training_step`` and lacks what a pipeline needs besides: layers, or a loss."""
+    return brings(module, "training_step") and not (lists_layers(module) and callable(getattr(module, "loss", None)))
 
 
 def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:

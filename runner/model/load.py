@@ -23,7 +23,14 @@ from runner.model.fake import fake_tensors
 from runner.model.freeze import frozen
 from runner.model.kernels import Kernels, kernels_of
 from runner.model.layers import LayerSource, LayerWrap, StageModule, build_stage, layers_of, make_model
-from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
+from runner.model.lightning_module import (
+    OwnStep,
+    brings,
+    is_lightning_module,
+    lightning_problems,
+    loss_of_step,
+    traces_its_step,
+)
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights
@@ -171,7 +178,9 @@ def _load(made: Any, config: RunConfig, *, cut: bool, division: Division | None)
     if not is_lightning_module(made):
         return LoadedModel(_layers(made, config, cut, division), load_loss(config.loss))
     raise_problems(lightning_problems(made, config))
-    if config.parallelism.pipeline == 1 and brings(made, "training_step"):
+    if config.parallelism.pipeline > 1 and cut and traces_its_step(made):
+        return _cut_step(made, config, division)
+    if traces_its_step(made) or (config.parallelism.pipeline == 1 and brings(made, "training_step")):
         step = OwnStep(made)
         if division is not None:
             division.apply([("", made)])
@@ -179,6 +188,18 @@ def _load(made: Any, config: RunConfig, *, cut: bool, division: Division | None)
     own = getattr(made, "loss", None)
     loss, layers = own if callable(own) else load_loss(config.loss), _layers(made, config, cut, division)
     return LoadedModel(layers, loss, made, has_own_loss=callable(own))
+
+
+def _cut_step(made: Any, config: RunConfig, division: Division | None) -> LoadedModel:
+    """A LightningModule whose ``training_step`` is all that it says: its trace is cut into layers and a loss."""
+    from runner.model.traced.step import traced_step
+
+    raise_problems(_untraceable(config))
+    batch = _traced_inputs([made], config), _traced_targets(made, config)
+    programs, loss = traced_step(made, batch, config.model.target)
+    layers = _segments(made, programs, config, division)
+    raise_problems(sharing_problems(layers, config.model.target))
+    return LoadedModel(layers, loss, made, has_own_loss=True)
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
@@ -261,8 +282,13 @@ def trace_layers(model: nn.Module, config: RunConfig, division: Division | None 
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
-    inputs = _traced_inputs([model], config)
-    programs = trace(model, inputs, config.model.target)
+    programs = trace(model, _traced_inputs([model], config), config.model.target)
+    return _segments(model, programs, config, division)
+
+
+def _segments(
+    model: nn.Module, programs: dict[bool, Program], config: RunConfig, division: Division | None
+) -> list[LayerSource]:
     if division is not None:
         from runner.model.sharded.sequence_layers import sequenced_programs
         from runner.model.sharded.traced import divided_programs
@@ -283,6 +309,12 @@ def _traced_inputs(modules: Sequence[nn.Module | None], config: RunConfig) -> An
     for module in there:
         cast_module(module, dtype)
     return to_precision(inputs, dtype)
+
+
+def _traced_targets(module: nn.Module, config: RunConfig) -> Any:
+    _, targets = example_batch(config.data, _TRACED_SAMPLES, config.seed)
+    mode = detect_fake_mode(list(module.parameters()))
+    return targets if mode is None else map_tensors(mode.from_tensor, targets)
 
 
 def segments_of(

@@ -37,7 +37,13 @@ class RealSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         mend = _MENDS.get(func)
-        return made if mend is None else mend(made, args)
+        return made if mend is None or _is_traced(args) else mend(made, args)
+
+
+def _is_traced(args: Sequence[Any]) -> bool:
+    """Whether sizes are symbols of a trace, which asking for their values would make constants."""
+    sizes = (size for each in args if isinstance(each, Tensor) for size in each.shape)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _in_storage(made: Tensor, nbytes: int) -> Tensor:

@@ -125,8 +125,8 @@ def _words(synonym: Synonym) -> list[str]:
 
 def test_every_answer_is_accepted() -> None:
     """The key or the option exists, and takes the value."""
-    told = [each for each in synonyms() if not (each.is_value and each.key == "hardware")]  # whose names choose
-    answers = {word: _hints(word) for synonym in told for word in _words(synonym)}
+    answered = [each for each in synonyms() if not (each.is_value and each.key == "hardware")]  # whose names choose
+    answers = {word: _hints(word) for synonym in answered for word in _words(synonym)}
     assert len(answers) > 200
     assert {word: hints for word, hints in answers.items() if len(hints) != 1 or not hints[0]} == {}
     told = {word: hints[0] for word, hints in answers.items()}

@@ -172,8 +172,8 @@ REFUSED = [
     ("activation_checkpoint=full", "activation_checkpoint = full: must be none without a pipeline."),
     ("compile=true", "compile = true: must be false without a pipeline."),
     (
-        "model.target=user_lightning:Bare parallelism.pipeline=2",
-        "must have a method loss in a pipeline, where training_step is not called.",
+        "model.target=user_lightning:ReturnsNothing parallelism.pipeline=2",
+        "ReturnsNothing: must return its loss from training_step",
     ),
 ]
 

@@ -27,11 +27,11 @@ from runner.model.traced.cuts import align, crossing, is_random, module_path
 from runner.model.traced.operators import Program
 from runner.model.traced.structure import Itself, structure_of_graph
 
-__all__ = ["Segment", "split"]
+__all__ = ["Entry", "Part", "Segment", "part_of", "split"]
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One mode of a segment.
 
     Args:
@@ -57,10 +57,10 @@ class Segment(nn.Module):
         first, last: whether it takes the model's input, and returns the model's output.
     """
 
-    def __init__(self, parts: Mapping[bool, _Part], programs: Mapping[bool, Program], first: bool, last: bool) -> None:
+    def __init__(self, parts: Mapping[bool, Part], programs: Mapping[bool, Program], first: bool, last: bool) -> None:
         super().__init__()
         self._parts = dict(parts)
-        self._entry = {mode: _Entry(program) for mode, program in programs.items()} if first else None
+        self._entry = {mode: Entry(program) for mode, program in programs.items()} if first else None
         self._output_specs = {mode: program.output_spec for mode, program in programs.items()} if last else None
         self._owners: dict[str, tuple[nn.Module, str]] = {}
 
@@ -106,7 +106,7 @@ class Segment(nn.Module):
         return (*made, _random_state(device)) if part.gives_state else tuple(made)
 
 
-class _Entry:
+class Entry:
     """Binds a batch's input to the placeholders of a traced model, and checks that the trace covers it."""
 
     def __init__(self, program: Program) -> None:
@@ -195,7 +195,7 @@ def split(model: nn.Module, programs: Mapping[bool, Program], cuts: Sequence[int
     return [(_label(programs[True], *bounds[k : k + 2]), segment) for k, segment in enumerate(segments)]
 
 
-def _parts(program: Program, cuts: Sequence[int]) -> list[_Part]:
+def _parts(program: Program, cuts: Sequence[int]) -> list[Part]:
     bounds = [0, *cuts, len(program.nodes)]
     inputs = [node for node in program.inputs if isinstance(node, Node)]
     borders = [inputs, *crossing(program, cuts), []]
@@ -204,7 +204,7 @@ def _parts(program: Program, cuts: Sequence[int]) -> list[_Part]:
     random = [later[start] for start in bounds]
     last = len(bounds) - 2
     return [
-        _part(
+        part_of(
             program,
             program.nodes[bounds[k] : bounds[k + 1]],
             takes=borders[k],
@@ -216,7 +216,7 @@ def _parts(program: Program, cuts: Sequence[int]) -> list[_Part]:
     ]
 
 
-def _part(
+def part_of(
     program: Program,
     nodes: Sequence[Node],
     *,
@@ -224,7 +224,7 @@ def _part(
     gives: Sequence[Node] | None,
     takes_state: bool,
     gives_state: bool,
-) -> _Part:
+) -> Part:
     """Build the graph of ``nodes``; its placeholders are the weights, the constants and the values that it takes."""
     outputs = tuple(program.outputs) if gives is None else tuple(gives)
     needed = {arg for node in nodes for arg in node.all_input_nodes}
@@ -239,7 +239,7 @@ def _part(
         copies[node] = graph.node_copy(node, lambda old: copies[old])
         copies[node].meta = {}
     graph.output(tuple(copies[out] if isinstance(out, Node) else out for out in outputs))
-    return _Part(
+    return Part(
         run=GraphModule(program.owner, graph, "TracedSegment"),
         weights=tuple(program.weights[node] for node in weights),
         constants=tuple(program.constants[node] for node in constants),

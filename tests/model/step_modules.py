@@ -1,0 +1,102 @@
+"""LightningModules that say nothing but a ``training_step``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+
+class Plain(pl.LightningModule):
+    """The step computes all by itself; it logs, and asks a metric."""
+
+    of_class: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+        self.register_buffer("of_class", torch.tensor([1.0, 2.0, 0.5]))
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
+        self.seen: list[Tensor] = []
+
+    def scores(self, given: Tensor) -> Tensor:
+        wide = torch.tanh(self.first(given))
+        made: Tensor = self.last(wide + torch.tanh(self.second(wide)))
+        return made
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        given, target = batch
+        scores = self.scores(given)
+        self.log_dict({"accuracy": self.accuracy(scores.softmax(-1), target), "mean": scores.mean()})
+        each = functional.cross_entropy(scores, target, weight=self.of_class, reduction="none")
+        return {"loss": each.sum() / given.size(0), "scores": scores.detach()}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Weighted(Plain):
+    """A mean over what counts, with its weight beside it."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        given, target = batch
+        counts = (target > 0).float()
+        each = functional.cross_entropy(self.scores(given), target, reduction="none")
+        return {"loss": (each * counts).sum() / counts.sum(), "weight": counts.sum()}
+
+
+class Rebuilds(Plain):
+    """It has a forward, and no use for the target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(3, 5)
+
+    def forward(self, given: Tensor) -> Tensor:
+        made: Tensor = self.back(torch.tanh(self.scores(given)))
+        return made
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return functional.mse_loss(self(batch[0]), batch[0])
+
+
+class ReadsEpoch(Plain):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return self.scores(batch[0]).square().mean() * (1 + self.current_epoch)
+
+
+class ReadsNumber(Plain):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        loss = self.scores(batch[0]).square().mean()
+        return loss if batch_idx % 2 else 2 * loss
+
+
+class Remembers(Plain):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.seen.append(self.scores(batch[0]).detach())
+        return functional.cross_entropy(self.scores(batch[0]), batch[1])
+
+
+class EmbedsTarget(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = nn.Embedding(3, 3)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return functional.mse_loss(self.scores(batch[0]), self.named(batch[1]))
+
+
+class DrawsWithTarget(Plain):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        wanted = functional.one_hot(batch[1], 3).float()
+        return functional.mse_loss(self.scores(batch[0]), wanted + 0.1 * torch.randn_like(wanted))
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    return TensorDataset(torch.randn(23, 5, generator=generator), torch.randint(0, 3, (23,), generator=generator))

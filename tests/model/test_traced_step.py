@@ -1,0 +1,82 @@
+"""A pipeline of a LightningModule whose ``training_step`` is all there is computes what the step computes."""
+
+from __future__ import annotations
+
+import pytest
+import step_modules
+import torch
+
+from runner.config.compose.resolve import resolve
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.model.load import LoadedModel, load_model
+from runner.profiling.model import profile_model
+
+
+def _config(module: str, *overrides: str) -> RunConfig:
+    names = f"model.target=step_modules:{module}", "data.target=step_modules:samples"
+    return resolve([*names, "parallelism.pipeline=3", "schedule.microbatches=2", "device=cpu", *overrides])
+
+
+def _chain(model: LoadedModel) -> list[torch.nn.Module]:
+    return [layer.build() for layer in model.layers]
+
+
+@pytest.mark.parametrize("module", ["Plain", "Weighted", "Rebuilds"])
+def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config(module)
+    model = load_model(config)
+    chain = _chain(model)
+    assert len(chain) >= 3
+    assert len(profile_model(config).layers) == len(chain), "on fake tensors, too"
+    batch = step_modules.samples()[:7]
+    reference = getattr(step_modules, module)()
+    monkeypatch.setattr(reference, "log", lambda *args, **kwargs: None)
+    reference.load_state_dict(model.made.state_dict())
+    wanted = reference.training_step(batch, 0)
+    wanted, weight = (wanted["loss"], wanted.get("weight")) if isinstance(wanted, dict) else (wanted, None)
+    value = batch[0]
+    for layer in chain:
+        value = layer(value)
+    made = model.loss(value, batch[1])
+    total, counted = made if isinstance(made, tuple) else (made, None)
+    if weight is not None:
+        assert counted == weight
+        wanted = wanted * weight
+    torch.testing.assert_close(total, wanted, rtol=0, atol=0)
+    torch.autograd.backward([total, wanted])
+    expected = {name: weight.grad for name, weight in reference.named_parameters() if weight.grad is not None}
+    held = {
+        name: weight.grad for layer in chain for name, weight in layer.named_parameters() if weight.grad is not None
+    }
+    assert held.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(held[name], gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_the_module_is_as_it_was() -> None:
+    made = load_model(_config("Plain")).made
+    assert isinstance(made, step_modules.Plain)
+    assert not {"forward", "log"} & vars(made).keys()
+    assert made._trainer is None
+    assert vars(made.accuracy)["_update_count"] == 0
+    assert made.seen == []
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (
+            "ReadsEpoch",
+            r"ReadsEpoch.training_step reads current_epoch of the run, of which a trace would keep one value",
+        ),
+        ("ReadsNumber", r"ReadsNumber.training_step reads batch_idx, of which a trace would keep one value"),
+        ("Remembers", r"Remembers.training_step changes seen, which a trace leaves out"),
+        ("EmbedsTarget", r"computes with the weight named.weight and the target together"),
+        ("DrawsWithTarget", r"draws random numbers \(aten.randn_like.default\) where it has the target"),
+    ],
+)
+def test_a_step_that_a_trace_cannot_stand_for_is_refused(module: str, why: str) -> None:
+    rule = r"must have a training_step that can be traced in a pipeline, or layers\(\) and loss\(output, target\)\. "
+    with pytest.raises(RequestError, match=rf"step_modules:{module}: {rule}.*{why}.* Try parallelism.pipeline=1"):
+        load_model(_config(module))
