@@ -102,8 +102,11 @@ def _reduction(
     if kind.bytes_sent is not None or config.compression.name == "none":
         sent = kind.bytes_in_a_step(Wire(config.compression, shapes, width, copies))
     kept = sum(kind.kept_bytes(config.compression, shape) for shape in shapes)
-    elements = sum(map(math.prod, shapes)) if kind.compress is not None else 0
+    sizes = [math.prod(shape) for shape in shapes] if kind.compress is not None else []
+    elements = sum(sizes)
     temporary = elements * (profile.compression_peak_bytes or _TEMPORARIES * _FP32)
+    larger = max(0.0, max(sizes, default=0) - elements * profile.compression_largest_share)
+    temporary += larger * profile.compression_largest_bytes
     waiting = elements * profile.compression_waiting_bytes
     seconds = stage.gradient_bytes * profile.compression_seconds_per_byte
     return Reduction(sent, kept, math.ceil(temporary), math.ceil(waiting), seconds)

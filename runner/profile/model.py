@@ -147,6 +147,8 @@ class ModelProfile:
             its messages; 0 if it was not measured.
         compression_waiting_bytes, compression_peak_bytes: the bytes per element of a gradient that ``compression=``
             needs while it waits for messages or for the end of the step, and at most; 0 if they are not known.
+        compression_largest_share, compression_largest_bytes: the share of the elements that the largest gradient had
+            where that was tried, and the bytes that it needs for each element of a larger share at most beside them.
         sizes_vary: whether what layers return may have other shapes, or other plain values, for inputs of the same
             shapes. It is false only if the layers ran on tensors without values, and gave the same each time.
         sizes_were_seen_to_vary: whether other samples gave other shapes, so that bytes and seconds are an estimate.
@@ -188,6 +190,8 @@ class ModelProfile:
     compression_seconds_per_byte: float = 0.0
     compression_waiting_bytes: float = 0.0
     compression_peak_bytes: float = 0.0
+    compression_largest_share: float = 0.0
+    compression_largest_bytes: float = 0.0
     cast_bytes: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
     first_backwards: ModelProfile | None = None

@@ -22,8 +22,11 @@ _ELEMENTS = 1 << 18
 """So many show what an element needs: a few milliseconds and megabytes."""
 
 
-def compression_bytes(config: RunConfig, shapes: Sequence[tuple[int, ...]]) -> tuple[float, float]:
-    """The bytes per element of the gradients that the request's compressor needs; see :func:`exchange_bytes`.
+def compression_bytes(config: RunConfig, shapes: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    """The bytes that the request's compressor needs for each element, by field of a profile; see ``exchange_bytes``.
+
+    Some need memory for one tensor at a time, a permutation of its elements, say: a stage whose largest tensor is a
+    larger share of its elements than in the exchange that is tried needs more for each. An exchange of one says it.
 
     Args:
         config: the request, whose compressor has ``compress``.
@@ -32,15 +35,28 @@ def compression_bytes(config: RunConfig, shapes: Sequence[tuple[int, ...]]) -> t
     kind = compression_of(config.compression)
     assert kind.compress is not None
     feedback = kind.has_residuals(config.compression)
+    compress, replicas = kind.compress(config.compression, feedback), max(2, config.parallelism.data)
+
+    def rates(tried: Sequence[tuple[int, ...]]) -> tuple[float, float]:
+        elements = sum(map(prod, tried))
+        waiting, peak = exchange_bytes(compress, tried, replicas, feedback=feedback)
+        return waiting / elements, peak / elements
+
     taken: list[tuple[int, ...]] = []
     for shape in shapes:
         taken.append(_cut(shape))
         if sum(map(prod, taken)) > _ELEMENTS:
             break
-    compress = kind.compress(config.compression, feedback)
-    waiting, peak = exchange_bytes(compress, taken, max(2, config.parallelism.data), feedback=feedback)
-    elements = sum(map(prod, taken))
-    return waiting / elements, peak / elements
+    largest = max(taken, key=prod)
+    share = prod(largest) / sum(map(prod, taken))
+    (waiting, peak), alone = rates(taken), rates([largest])[1]
+    more = max(0.0, alone - peak) / (1 - share) if share < 1 else 0.0
+    return {
+        "compression_waiting_bytes": waiting,
+        "compression_peak_bytes": peak,
+        "compression_largest_share": share,
+        "compression_largest_bytes": more,
+    }
 
 
 def _cut(shape: tuple[int, ...]) -> tuple[int, ...]:

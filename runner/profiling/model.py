@@ -130,11 +130,10 @@ def _compression_figures(config: RunConfig, profile: ModelProfile) -> dict[str, 
     if compression_of(config.compression).compress is None or not any(map(prod, shapes)):
         return {}
     try:
-        waiting, peak = apart(compression_bytes, config, shapes)
+        return apart(compression_bytes, config, shapes)
     except ApartError as error:  # of a user's own, which the ranks tell
         logger.info("what the compressor needs is an estimate: it cannot be tried: %s", error)
         return {}
-    return {"compression_waiting_bytes": waiting, "compression_peak_bytes": peak}
 
 
 def _model_problems(config: RunConfig) -> Sequence[Problem]:

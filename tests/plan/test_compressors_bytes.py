@@ -46,12 +46,12 @@ class Echo:
         return cast(Gathering, SimpleNamespace(wait=lambda: [tensor.clone() for _ in group]))
 
 
-def counted(config: RunConfig, kind: CompressionKind) -> int:
+def counted(config: RunConfig, kind: CompressionKind, shapes: Sequence[tuple[int, ...]] = SHAPES) -> int:
     """The most that an exchange of the run allocates beside gradients, residuals and what is kept."""
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    names = [str(number) for number in range(len(SHAPES))]
+    names = [str(number) for number in range(len(shapes))]
     made = SimpleNamespace(names=names, parameters=parameters, of_step=GradientStep(1))
     gradients = cast(StageGradients, made)
     reducer = kind.reducer(config.compression, gradients)
@@ -65,10 +65,23 @@ def counted(config: RunConfig, kind: CompressionKind) -> int:
     return max(peaks)
 
 
+@pytest.mark.parametrize("name", ["topk", "randomk", "signsgd"])
+def test_a_stage_of_one_large_tensor_needs_no_more_than_the_figures_of_the_model_say(name: str) -> None:
+    """Those that need memory for one tensor at a time need more for each element where a stage has few tensors."""
+    config = config_of(KINDS[name])
+    found = compression_bytes(config, [(64, 64)] * 8)
+    needed = counted(config, KINDS[name], [(64, 64)])
+    more = (1 - found["compression_largest_share"]) * found["compression_largest_bytes"]
+    planned = 64 * 64 * (found["compression_peak_bytes"] + more)
+    assert needed <= planned + 64
+    assert planned <= 1.01 * needed + 64
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_what_a_compressor_needs_is_what_its_exchange_allocates(name: str) -> None:
     config = config_of(KINDS[name])
-    waiting, peak = compression_bytes(config, SHAPES)
+    found = compression_bytes(config, SHAPES)
+    waiting, peak = found["compression_waiting_bytes"], found["compression_peak_bytes"]
     assert counted(config, KINDS[name]) <= peak * ELEMENTS + 64
     assert peak * ELEMENTS <= 1.05 * counted(config, KINDS[name]) + 64
     assert 0 < waiting <= peak
@@ -76,7 +89,9 @@ def test_what_a_compressor_needs_is_what_its_exchange_allocates(name: str) -> No
 
 def test_large_tensors_are_tried_with_fewer_rows() -> None:
     config = config_of(KINDS["qsgd"])
-    small, large = (compression_bytes(config, [shape]) for shape in ((1 << 12, 64), (1 << 40, 64)))
+    small, large = (
+        compression_bytes(config, [shape])["compression_peak_bytes"] for shape in ((1 << 12, 64), (1 << 40, 64))
+    )
     assert small == pytest.approx(large, rel=1e-3)
 
 
