@@ -7,9 +7,12 @@ import gc
 import importlib
 import logging
 import os
+import random
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import warm
@@ -22,6 +25,8 @@ _WITH_FORKED_RANKS = {"checkpoint", "cli", "memory", "pretrained", "strangers", 
 """Folders in which a command that runs in the process of the tests has its ranks forked, not executed."""
 _WITH_MANY_CHILDREN = {"pretrained", "strangers"}
 """Folders whose models need libraries that take seconds to import."""
+_COSTLY_SHARE = 5
+"""Of so many costly cases one is run at each commit."""
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -80,7 +85,22 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     """The seed that repeats what is drawn for this commit: ``python -m tests.property --seed``."""
-    return f"seed of this commit, of which -m full draws requests: {commit()}"
+    return f"seed of this commit, which draws requests and costly tests: {commit()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each folder's costly cases the commit draws one in five; the others are ``full``. A named file runs whole."""
+    if any(Path(argument.split("::")[0]).is_file() for argument in config.args):
+        return
+    costly: dict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("costly"):
+            costly[item.path.parent].append(item)
+    for folder, cases in costly.items():
+        drawn = random.Random(f"{commit()} {folder.name}").sample(cases, -(-len(cases) // _COSTLY_SHARE))
+        for case in {*cases} - {*drawn}:
+            case.add_marker("full")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -36,6 +36,7 @@ def strange(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("resume", ["run/checkpoints/step-6.ckpt", "auto"])
 def test_what_is_not_named_does_not_run(resume: str, strange: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = strange.read_bytes()

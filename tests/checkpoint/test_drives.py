@@ -51,6 +51,7 @@ def small_drive(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["weights", STATES])
 def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path, kind: str) -> None:
     whole, broken, drive = tmp_path / "whole", tmp_path / "broken", tmp_path / "drive"
@@ -69,6 +70,7 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path, kind: str) -> None:
     assert all(found <= said for said, found in zip(peak["predicted"], peak["measured"], strict=True))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["activations"])
 def test_a_lost_folder_and_a_full_drive_end_the_run_and_leave_the_checkpoint(
     tmp_path: Path, small_drive: Path, kind: str

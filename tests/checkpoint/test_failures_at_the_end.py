@@ -61,6 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_end", "teardown"])
 def test_a_callback_that_fails_at_the_end(
     hook: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +105,7 @@ def test_a_last_checkpoint_that_cannot_be_written_leaves_the_weights(
     assert record_of(tmp_path / "run")["artifacts"].keys() & {"weights", "checkpoint"} == {"weights"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("hook", "rank"), [("on_train_end", None), ("on_train_epoch_end", 1)])
 def test_two_ranks_save_although_a_callback_fails_at_the_end(
     hook: str, rank: int | None, whole: Path, tmp_path: Path

@@ -40,6 +40,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "resume"), [("eval", "run/checkpoints/step-6.ckpt"), *((kind, "auto") for kind in HOSTILE)]
 )

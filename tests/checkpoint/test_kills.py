@@ -23,6 +23,7 @@ CASES = {  # what is asked for, and the places; three micro-batches are a step, 
 }  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_is_killed_anywhere(name: str, tmp_path: Path) -> None:
     """The first command may restart once less than it would need; the same command, given again, goes on."""

@@ -289,6 +289,7 @@ def test_a_run_keeps_its_hyperparameters_in_a_file_without_pickled_objects(
     assert all(torch.equal(weights[key], value) for key, value in kept["state_dict"].items())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("fails", "field", "steps", "asynchronous"),
     [("hook", "model.target", 0, "false"), ("value", "model.target", 0, "true"),
@@ -339,6 +340,7 @@ def with_extra_state(kind: str) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), Extra(state), nn.Linear(5, 4))
 
 
+@pytest.mark.costly
 def test_an_extra_state_is_saved_or_refused_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +355,7 @@ def weights_of(run_dir: Path) -> Iterator[torch.Tensor]:
     yield from load_file(run_dir / "weights.safetensors").values()
 
 
+@pytest.mark.costly
 def test_a_hook_that_fails_later_costs_what_it_saves_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run_here(monkeypatch, tmp_path / "run", "+model.kwargs.fails=late_hook", "checkpoint.every=1", base=RUN)
     assert (made["status"], made["steps"]) == ("ok", 2)

@@ -90,6 +90,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rate_of_a_step_is_its_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = "+callbacks.rates={target:lightning.pytorch.callbacks:LearningRateMonitor,kwargs:{}}"

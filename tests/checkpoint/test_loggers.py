@@ -36,6 +36,7 @@ def read_tensorboard(place: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in ("loss", "lr", "val_loss")}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("logger", "read"), [("csv", read_csv), ("tensorboard", read_tensorboard)])
 def test_the_logs_are_those_of_an_unbroken_run(
     logger: str, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +55,7 @@ def _steps_of_validations(log: Any) -> list[int]:
     return [int(row["step"]) for row in log if "val_loss" in row]
 
 
+@pytest.mark.costly
 def test_a_second_start_that_fails_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when it writes the earlier lines again; a third start has room, and goes on with all of them."""
     request = ("logger.name=csv", *REQUEST)
@@ -94,6 +96,7 @@ class Service(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
 
+@pytest.mark.costly
 def test_a_service_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Service, "begun", [])
     custom = ("logger.target=test_loggers:Service", "+logger.kwargs.project=p")

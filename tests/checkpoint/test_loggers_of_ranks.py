@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 import warm
 from resume_runs import command
 from resume_zoo import OVERRIDES
@@ -19,6 +20,7 @@ def train(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return warm.run(line, env=environment, cwd=run_dir.parent, timeout=280)
 
 
+@pytest.mark.costly
 def test_a_logger_is_made_by_rank_0_alone(tmp_path: Path) -> None:
     logger = ("logger=custom", "logger.target=telling_loggers:Telling", f"+logger.kwargs.folder={tmp_path}")
     done = train(tmp_path / "run", *TWO, *logger, "trainer.max_steps=2")

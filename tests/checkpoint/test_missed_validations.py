@@ -36,6 +36,7 @@ def rows(run_dir: Path) -> list[tuple[str, str, str]]:
     return [(row["step"], row.get("loss", ""), row.get("val_loss", "")) for row in csv.DictReader(text.splitlines())]
 
 
+@pytest.mark.costly
 def test_the_resumed_run_validates_where_the_failed_one_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def plain_loop(
     return losses, model.state_dict()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_it_goes_on_as_the_plain_loop(form: str, tmp_path: Path) -> None:
     more, count = FORMS[form]

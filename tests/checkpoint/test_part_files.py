@@ -106,6 +106,7 @@ def test_what_could_not_be_loaded_is_not_written(tmp_path: Path) -> None:
     assert list((tmp_path / "step-1.ckpt").iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
     """The kernel itself refuses to write on: files may have 1 MiB."""
     good = write(tmp_path, 1)

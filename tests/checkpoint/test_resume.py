@@ -34,6 +34,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step}.ckpt"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("step", [4, 6])  # mid-epoch at a validation, at an epoch's end
 def test_a_run_goes_on_from_a_path_in_a_new_place(
     step: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,6 +49,7 @@ def test_a_run_goes_on_from_a_path_in_a_new_place(
         assert all(torch.equal(ours["optimizer_states"][0]["state"][name][key], state[key]) for key in state)
 
 
+@pytest.mark.costly
 def test_every_state_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters, the loss scale, averages, and the place of loaders with workers in a shuffled epoch."""
     request = ["precision=fp16", "precision.growth_interval=3", "data.workers=2", "trainer.ema_decay=0.9"]
@@ -62,6 +64,7 @@ def test_every_state_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert any("averaged_weights" in name for name in theirs)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_the_newest_and_the_best_are_kept(asynchronous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "run"
@@ -120,6 +123,7 @@ def flat(content: Any, path: str = "") -> dict[str, torch.Tensor]:
     return {path: torch.as_tensor(content)} if isinstance(content, torch.Tensor | float | int) else {}
 
 
+@pytest.mark.costly
 def test_auto_starts_then_goes_on_and_then_has_nothing_to_do(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +176,7 @@ def test_memory_is_measured_with_the_restored_states(
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

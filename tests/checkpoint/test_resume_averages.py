@@ -21,6 +21,7 @@ ASKED = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["avgpipe", "hetpipe"])
 def test_it_is_the_plain_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_here(monkeypatch, tmp_path / "run", *ASKED[name])

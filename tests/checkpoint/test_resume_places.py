@@ -15,6 +15,7 @@ def read_again(file: Path, before: int) -> list[int]:
     return [number for number in map(int, file.read_text().split()) if 0 < number < before]
 
 
+@pytest.mark.costly
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch has 13 steps, of which the last one is short; the resumed run reads the next epoch's first samples."""
     saving = "checkpoint.asynchronous=true"
@@ -26,6 +27,7 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.Mo
     assert [number for number in read_again(tmp_path / "read", 80) if number >= 24] == []
 
 
+@pytest.mark.costly
 def test_it_goes_on_with_other_replicas_and_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks that load data compare the first sample of all before they start."""
     request = (*STREAM, "model.target=stream_zoo:model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from resume_runs import assert_same_run, train
 
@@ -16,6 +17,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step}.ckpt"
 
 
+@pytest.mark.costly
 def test_every_replica_goes_on_with_its_own_running_statistics(tmp_path: Path) -> None:
     """Validation uses each replica's, so that its loss shows them."""
     few = ["schedule.microbatches=1", "trainer.max_steps=8"]  # batch norm needs two samples

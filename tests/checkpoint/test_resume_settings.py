@@ -15,6 +15,7 @@ from runner.errors import RequestError
 from runner.launch.run.resume import with_checkpoint
 
 
+@pytest.mark.costly
 def test_the_groups_of_a_users_optimizer_keep_their_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,6 +31,7 @@ def test_the_groups_of_a_users_optimizer_keep_their_own_settings(
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
 
 
+@pytest.mark.costly
 def test_the_request_decides_the_settings_of_every_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate, and an argument of the user's own function, are changed at the resume."""
     request = [
@@ -65,6 +67,7 @@ def three_steps(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(run_dir / "checkpoints" / "step-3.ckpt")
 
 
+@pytest.mark.costly
 def test_data_of_another_length_is_refused_where_an_epoch_has_as_many_steps(
     three_steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

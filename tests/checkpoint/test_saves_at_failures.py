@@ -28,6 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("parts", "how"), [("false", "nan"), ("true", "raise")])
 def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
     how: str, parts: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -76,6 +77,7 @@ def test_running_statistics_that_the_failed_step_has_changed_are_not_saved(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.costly
 def test_ranks_that_end_together_at_a_step_that_is_not_finite_save_together(whole: Path, tmp_path: Path) -> None:
     two, broken = ("parallelism.pipeline=2", "partition=uniform"), tmp_path / "broken"
     done = train(broken, *_request(broken, "nan"), *two)

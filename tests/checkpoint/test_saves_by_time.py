@@ -28,6 +28,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("parts", ["false", "true"])
 def test_what_is_saved_by_time_changes_no_bit_and_is_kept_until_the_next(
     parts: str, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def test_a_user_starts_again_while_the_disk_fails_and_once_more_when_it_works(
     assert resumed["steps"] == 6
 
 
+@pytest.mark.costly
 def test_a_damaged_newest_checkpoint_is_kept_under_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

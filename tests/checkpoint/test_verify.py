@@ -45,6 +45,7 @@ def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
     status, document, said = verify(tmp_path, *LAYOUTS[layout])
@@ -57,6 +58,7 @@ def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("entry", BROKEN)
 def test_broken_engines_are_found(entry: str, tmp_path: Path) -> None:
     overrides, step, parameter = BROKEN[entry]

@@ -26,6 +26,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.costly
 def test_several_changes_at_once_are_found_and_fit_as_they_are_printed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -44,6 +45,7 @@ def test_several_changes_at_once_are_found_and_fit_as_they_are_printed(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.costly
 def test_what_was_searched_in_vain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     status, plan = planned(capsys, *ASKED, "memory_limit=20kB")
     (line,) = plan["problems"]

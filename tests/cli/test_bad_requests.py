@@ -78,6 +78,7 @@ def _own_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     log.handlers[:], log.level, log.propagate = handlers, level, propagate
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("overrides", "told"), REQUESTS)
 def test_it_is_refused_with_its_cause(
     overrides: str, told: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
@@ -92,6 +93,7 @@ def test_it_is_refused_with_its_cause(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_what_does_not_fit_is_told_with_the_largest_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *BASE.split(), "memory_limit=1kB"]) == 3
     told = capsys.readouterr().err
@@ -100,6 +102,7 @@ def test_what_does_not_fit_is_told_with_the_largest_part(tmp_path: Path, capsys:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

@@ -208,6 +208,7 @@ def test_plan_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> N
     assert document["layout"]["world_size"] == 2
 
 
+@pytest.mark.costly
 def test_a_plan_that_does_not_fit_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "model=mlp", "memory_limit=100kB", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
@@ -221,6 +222,7 @@ def test_a_wrong_plan_says_so_in_its_document_too(capsys: pytest.CaptureFixture[
     assert json.loads(shown.out)["problems"] == shown.err.splitlines()[-1:]
 
 
+@pytest.mark.costly
 def test_a_sweep_of_plans_is_a_list_and_an_unsupported_one_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-m", "model=mlp", "parallelism.pipeline=2,100", "--json"]) == 0
     two, hundred = json.loads(capsys.readouterr().out)

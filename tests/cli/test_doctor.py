@@ -36,6 +36,7 @@ def test_the_versions_are_the_packages_own() -> None:
         assert f"{package}{supported}" in project["dependencies"]
 
 
+@pytest.mark.costly
 def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -87,6 +88,7 @@ def test_ranks_that_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GLOO_SOCKET_IFNAME" in row.fix
 
 
+@pytest.mark.costly
 def test_collectives_are_right_timed_and_kept_for_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ dist.all_gather = corrupt
 """
 
 
+@pytest.mark.costly
 def test_a_rank_that_gets_wrong_numbers_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

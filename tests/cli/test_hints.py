@@ -137,6 +137,7 @@ def points() -> TensorDataset:
     return TensorDataset(torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
 
 
+@pytest.mark.costly
 def test_the_states_of_adamw_are_observed(capsys: pytest.CaptureFixture[str]) -> None:
     request = f"model.target={__name__}:Module data.target={__name__}:points data.batch_size=8 device=cpu"
     assert main(["plan", *request.split()]) == 0

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Imports torchao as transformers does, after the runner has begun; torchao tells of kernels that it lacks.
 TORCHAO = "import torchao, torchao.kernel.intmm, torchao.prototype.mx_formats"
 
 
+@pytest.mark.costly
 def test_torchao_and_torch_are_silent_about_themselves(tmp_path: Path) -> None:
     code = f"from runner.noise import hide_noise; hide_noise(); {TORCHAO}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -9,10 +9,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
+@pytest.mark.costly
 def test_a_wheel_is_complete(tmp_path: Path) -> None:
     source, unpacked = tmp_path / "source", tmp_path / "unpacked"
     for folder in ("runner", "conf", "recipes"):

@@ -30,6 +30,7 @@ def limit(capsys: pytest.CaptureFixture[str]) -> int:
     return int(0.7 * max(planned(capsys)["peak_memory_bytes"]))
 
 
+@pytest.mark.costly
 def test_the_front_is_told_for_each_strategy_and_drawn(capsys: pytest.CaptureFixture[str], limit: int) -> None:
     words = ("activation_checkpoint=auto", f"memory_limit={limit}")
     (choice,) = planned(capsys, *words, "--svg", "front.svg")["activation_choices"]

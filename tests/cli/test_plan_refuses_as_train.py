@@ -18,6 +18,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "word",
     [
@@ -38,6 +39,7 @@ def test_both_say_the_same(word: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert {path.name for path in Path().iterdir()} <= {"broken.ckpt", "cache"}
 
 
+@pytest.mark.costly
 def test_a_directory_that_holds_a_run_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     RunRecord(status="ok").save(_made(Path("before")))
     assert main(["plan", *TINY, "run_dir=before"]) == 0

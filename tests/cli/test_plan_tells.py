@@ -31,6 +31,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(text(capsys, *words, "--json"))
 
 
+@pytest.mark.costly
 def test_a_plan_tells_the_model_and_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
     plan = document(capsys, "parallelism.pipeline=2", "schedule.microbatches=4")
     assert plan["parameters"] == PARAMETERS
@@ -62,6 +63,7 @@ def test_shared_weights_are_counted_once(capsys: pytest.CaptureFixture[str], tmp
     assert json.loads(capsys.readouterr().out)["parameters"] == 10 * 4 + 4 * 4 + 4
 
 
+@pytest.mark.costly
 def test_samples_shorter_than_the_model_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     short = document(capsys, "model.kwargs.sequence_length=2048")["advice"]
     (note,) = [line for line in short if "tokens" in line]
@@ -70,6 +72,7 @@ def test_samples_shorter_than_the_model_are_noted(capsys: pytest.CaptureFixture[
     assert not [line for line in document(capsys)["advice"] if "samples have" in line]
 
 
+@pytest.mark.costly
 def test_a_chosen_schedule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Long times are told in seconds."""
     words = ("parallelism.pipeline=2", "schedule.microbatches=4", "hardware.flops.fp32=1e6")
@@ -80,6 +83,7 @@ def test_a_chosen_schedule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["microbatches"] == 4
 
 
+@pytest.mark.costly
 def test_memory_of_the_host_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu")
     told = text(capsys, *words)
@@ -88,6 +92,7 @@ def test_memory_of_the_host_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "host" in told.partition("memory by rank")[2].partition("fits:")[0]
 
 
+@pytest.mark.costly
 def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("-m", "parallelism.pipeline=1,9", "schedule.microbatches=1,4", "schedule=1f1b")
     told = text(capsys, *words)
@@ -104,6 +109,7 @@ def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) ->
     assert "the schedule makes 9 stages, the model has 4 layers" in " ".join(told.split())
 
 
+@pytest.mark.costly
 def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("parallelism.pipeline=2", "schedule.microbatches=4", "--why")
     layout = document(capsys, *words)["why"]["layout"]
@@ -115,6 +121,7 @@ def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("one device needs ") and line.endswith(" of 300 kB") for line in layout)
 
 
+@pytest.mark.costly
 def test_nothing_is_wider_than_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("parallelism.pipeline=4", "parallelism.data=64", "data.batch_size=256", "schedule.microbatches=4", "--why")
     told = text(capsys, *words)

@@ -49,6 +49,7 @@ def test_all_rules_take_no_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flag = --rules: prints all rules and takes no request" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 def test_why_a_plan_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     plan = document(capsys, *SMALL, "zero.stage=1", "parallelism.data=2", "--why")
     why = plan["why"]
@@ -70,6 +71,7 @@ def test_why_is_told_below_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DeepSpeed's configuration" not in why
 
 
+@pytest.mark.costly
 def test_why_of_every_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = document(capsys, *SMALL, "-m", "compile=true,false", "--why")
     assert [rule["path"] for rule in first["why"]["rules"]].count("compile") >= 2

@@ -35,6 +35,7 @@ print("\\n", status, *{{name.partition(".")[0] for name in sys.modules}})
     return int(words[0]), set(words[1:])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "line", [[], *([name, "--help"] for name in ("train", "plan", "schedule", "verify", "report", "export", "doctor"))]
 )
@@ -51,6 +52,7 @@ def test_schedule_imports_no_torch() -> None:
     assert not modules & {*HEAVY, "rich"}
 
 
+@pytest.mark.costly
 def test_wrong_requests_import_no_torch() -> None:
     for command in ("train", "plan"):
         status, modules = imported_by([command, "model=gpt", "sede=1"])

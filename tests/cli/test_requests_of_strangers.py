@@ -179,6 +179,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.costly
 def test_some_of_them(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _check(range(24), place, capfd)
 

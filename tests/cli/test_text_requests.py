@@ -79,6 +79,7 @@ SAID = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("wrong", "said"), SAID, ids=[each.__name__ for each, _ in SAID])
 def test_a_plan_refuses_it(
     wrong: object, said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -79,6 +79,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_model_that_does_not_take_its_data_is_not_told_as_untraceable(
     looks: bool, capsys: pytest.CaptureFixture[str]
@@ -92,6 +93,7 @@ def test_a_model_that_does_not_take_its_data_is_not_told_as_untraceable(
     assert "Try" not in told
 
 
+@pytest.mark.costly
 def test_a_model_that_only_the_trace_refuses_runs_without_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *BASE.split(), "model.kwargs.looks=true"]) == 2
     told = capsys.readouterr().err

@@ -72,6 +72,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.modules.pop("own_words", None)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("overrides", "what", "numbers"), OUT_OF_RANGE)
 def test_a_number_out_of_range_is_told_with_its_table(
     overrides: str, what: str, numbers: str, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from runner.cli.help import command_help
 from runner.cli.main import main
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("line", "columns"),
     [((), 80), (("help", *COMMANDS), 100), (("schedule", "--list"), 80), (("plan", "--rules"), 100), (("doctor",), 80)],

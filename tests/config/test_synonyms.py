@@ -123,6 +123,7 @@ def _words(synonym: Synonym) -> list[str]:
     return [f"{synonym.name}={value}" for value in _values(synonym)]
 
 
+@pytest.mark.costly
 def test_every_answer_is_accepted() -> None:
     """The key or the option exists, and takes the value."""
     answered = [each for each in synonyms() if not (each.is_value and each.key == "hardware")]  # whose names choose

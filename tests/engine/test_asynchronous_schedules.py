@@ -22,6 +22,7 @@ def lags_of(name: str, ranks: int, count: int) -> list[int]:
     }[name]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "ranks", "count", "optimizer"),
     [

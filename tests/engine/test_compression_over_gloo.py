@@ -104,5 +104,6 @@ TAG = ParameterTag(
 )
 
 
+@pytest.mark.costly
 def test_sums_and_bytes_over_gloo(tmp_path: Path) -> None:
     spawn(_process, args=(str(tmp_path / "meeting"),), nprocs=RANKS)  # type: ignore[no-untyped-call]

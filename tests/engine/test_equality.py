@@ -74,6 +74,7 @@ SIZES = {"bpipe": ((4, 8), (4, 7))}
 """Ranks and micro-batches where they are not (3, 6) and (2, 4)."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_every_schedule_equals_one_process(name: str) -> None:
     """Uneven micro-batches; in one replica, and in two, whose gradients are clipped."""

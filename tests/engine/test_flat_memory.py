@@ -54,6 +54,7 @@ def options_of(name: str, schedule: Any) -> dict[str, Any]:
     return {"optimizer": MOMENTUM, "prediction": prediction_of(config, schedule)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", COUNTS)
 def test_tensor_bytes_are_flat(name: str) -> None:
     count = COUNTS[name]

@@ -38,6 +38,7 @@ def again(first: int, last: int) -> ChainProgram:
     return tuple(Segment(at, at, recompute=at > first) for at in range(first, last + 1))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("program", "name"), [(kept, "two_hosts"), (again, "one_host")])
 def test_peaks_of_lenders_and_of_hosts_are_those_predicted(name: str, program: object) -> None:
     """Also in backwards: what has come back is dropped there as soon as it is used."""

@@ -53,6 +53,7 @@ MIXED = [16, 240, 32, 600, 16]
 """Widths of which those of the second and the fourth stage are on different sides of what is short."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "widths", "options"),
     [

@@ -349,6 +349,7 @@ def counted(function: Callable[[], Any]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", [False, True], ids=["middle stage", "first stage"])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("name", CASES)

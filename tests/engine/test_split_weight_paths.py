@@ -264,6 +264,7 @@ def case_of(name: str) -> Case:
     return CASES[name], lambda: torch.randint(9, IDS) if name == "looked up" else torch.randn(X)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", [False, True], ids=["middle stage", "first stage"])
 @pytest.mark.parametrize("name", CASES)
 def test_both_parts_have_the_bits_of_plain_autograd(name: str, first: bool) -> None:

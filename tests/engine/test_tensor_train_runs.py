@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from whole_runs import Run, peaks, train
 
@@ -21,6 +22,7 @@ def trained(folder: Path, *words: str) -> Run:
     return train(resolve([*SMALL, "trainer.progress=false", "schedule.microbatches=2", *words]), folder)
 
 
+@pytest.mark.costly
 def test_stages_are_one_process_bit_for_bit_and_the_export_has_tables(tmp_path: Path) -> None:
     two = trained(tmp_path / "two", "parallelism.pipeline=2", "schedule=zb_h1")
     assert two.losses == trained(tmp_path / "one").losses

@@ -92,5 +92,6 @@ def longest_wait(transport: SocketTransport, rank: int, peer: int) -> None:
         transport.receive(torch.empty(1), peer, Channel.HEADER).wait()
 
 
+@pytest.mark.costly
 def test_two_processes(tmp_path: Path) -> None:
     spawn(_process, (str(tmp_path / "meeting"),), nprocs=2)  # type: ignore[no-untyped-call]  # the library's

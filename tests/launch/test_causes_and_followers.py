@@ -91,6 +91,7 @@ def build():
 """
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("unshare") is None, reason="needs mounts of its own")
 def test_a_small_shared_memory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CODE, encoding="utf-8")

@@ -36,6 +36,7 @@ def wait_until(ready: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.costly
 def test_a_dataset_that_goes_wrong_later(tmp_path: Path) -> None:
     told = "ValueError: sample 33 is broken (in loader worker"
     data = ("data.target=mine:Items", "data.kwargs.wrong_at=33", "data.kwargs.wrong=raises")
@@ -65,6 +66,7 @@ def test_a_sample_that_is_not_as_the_others(wrong: str, told: str) -> None:
         next(iter(loader))
 
 
+@pytest.mark.costly
 def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
     assert record(tmp_path / "run")["status"] == "ok"
 
 
+@pytest.mark.costly
 def test_a_rank_that_is_killed_while_it_saves_ends_the_run(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     started = start(directory, *TWO, "model.target=mine:waiting", "model.kwargs.phase=save", "trainer.max_steps=40")
@@ -95,6 +98,7 @@ def test_a_rank_that_is_killed_while_it_saves_ends_the_run(tmp_path: Path) -> No
     assert left_behind(directory) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("phase", ["rehearsal", "validation"])
 def test_ctrl_c_ends_the_run(tmp_path: Path, phase: str) -> None:
     directory = make_directory(tmp_path)
@@ -123,6 +127,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=False)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("full_at", ["start", "part"])
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"

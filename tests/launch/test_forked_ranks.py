@@ -34,6 +34,7 @@ def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_imp
     return status, err
 
 
+@pytest.mark.costly
 def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both listen at the loopback alone, and meet under a secret, so that other users of the machine cannot join."""
     status, err = _finish(tmp_path, "describing_entries:describe", monkeypatch)
@@ -58,6 +59,7 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
     assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
 
 
+@pytest.mark.costly
 def test_where_no_rank_can_be_forked_each_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The imports have begun a thread, whose locks a forked process would keep for ever."""
     status, err = _finish(tmp_path, "importing_entries:tell_origin", monkeypatch, "begins a thread")
@@ -75,6 +77,7 @@ def test_an_import_that_fails_is_told_as_a_ranks_own(tmp_path: Path, monkeypatch
     assert "No module named 'tensors'" in str(RunRecord.load(tmp_path / "run").reason)
 
 
+@pytest.mark.costly
 def test_the_command_can_be_ended_while_ranks_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = _start(tmp_path, "importing_entries:tell_origin", monkeypatch, "waits")
     wait_for([tmp_path / "importing"])

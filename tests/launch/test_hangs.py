@@ -92,6 +92,7 @@ def _train(*overrides: str) -> tuple[int, RunRecord]:
     return status, RunRecord.load(Path("run"))
 
 
+@pytest.mark.costly
 def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.config.schema.WATCHDOG_MARGIN_SECONDS", 2.0)
     status, record = _train("model.target=mine_that_hangs:stuck", "launcher.step_timeout_seconds=20")
@@ -102,6 +103,7 @@ def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch
     assert left_behind(project) == []
 
 
+@pytest.mark.costly
 def test_a_hang_after_the_last_step(project: Path) -> None:
     overrides = ("trainer.max_steps=2", "logger=custom", "logger.target=mine_that_hangs:EndlessLogger")
     status, record = _train("model.target=mine_that_hangs:quick", *overrides, "launcher.exit_timeout_seconds=12")
@@ -113,6 +115,7 @@ def test_a_hang_after_the_last_step(project: Path) -> None:
     assert left_behind(project) == []
 
 
+@pytest.mark.costly
 def test_a_hang_after_complete_work(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An exit function sleeps: nothing is lost, so the run is a success; the log says what was ended."""
     overrides = ("trainer.max_steps=2", "+model.kwargs.at_exit=true", "launcher.exit_timeout_seconds=12")

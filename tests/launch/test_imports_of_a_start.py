@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Packages that no rank of a plain request uses, although Lightning or torch's optimizers would import them.
@@ -48,6 +50,7 @@ def run(*words: str, noting: Path, into: Path) -> None:
     subprocess.run(line, env={**os.environ, **own}, cwd=noting, capture_output=True, check=True, timeout=100)
 
 
+@pytest.mark.costly
 def test_a_start_imports_what_the_request_needs(tmp_path: Path) -> None:
     """A first profile of a model is made of fake tensors, which need much more; later starts read it."""
     (tmp_path / "sitecustomize.py").write_text(NOTING)

@@ -46,6 +46,7 @@ def planned(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "layout",
     [
@@ -66,6 +67,7 @@ def test_the_size_fits_and_the_next_does_not(layout: tuple[str, ...], capsys: py
     assert found["batch"]["plans"] <= 6
 
 
+@pytest.mark.costly
 def test_a_line_tells_the_size_what_the_next_lacks_and_that_learning_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_line_tells_the_size_what_the_next_lacks_and_that_learning_changes(
     assert " sizes were planned. Another batch size changes what is learned." in text
 
 
+@pytest.mark.costly
 def test_no_step_is_larger_than_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned([*gpt(1), "data.batch_size=max", "memory_limit=1GB", "schedule.microbatches=2"], capsys)
     assert found["batch"]["size"] == 64

@@ -26,6 +26,7 @@ def _finish(
     return result
 
 
+@pytest.mark.costly
 def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
     status, out, err = _finish(tmp_path, "succeed", *PIPELINE, executed=True)
     assert status == 0, err
@@ -91,6 +92,7 @@ def test_a_wrong_request_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_what_does_not_fit_writes_nothing(tmp_path: Path) -> None:
     status, _, err = _finish(tmp_path, "succeed", *PIPELINE, "memory_limit=1000")
     assert status == 3
@@ -141,6 +143,7 @@ def test_a_second_ctrl_c_does_not_wait_for_ranks_that_hang(tmp_path: Path) -> No
     assert started.left_behind() == []
 
 
+@pytest.mark.costly
 def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     started = Started(command("ranks", *PIPELINE, entry="step_forever"), tmp_path, executed=True)
     run = tmp_path / "run"

@@ -39,6 +39,7 @@ def test_the_variables_of_a_rank() -> None:
     assert len(ports) == 1
 
 
+@pytest.mark.costly
 def test_two_ranks_train_as_in_a_local_run_and_save_at_a_signal(tmp_path: Path) -> None:
     two = ("parallelism.pipeline=2", "trainer.max_steps=100000", "run_dir=two")
     started = Started([*MPIRUN, "-n", "2", *RUNNER, *two], tmp_path)

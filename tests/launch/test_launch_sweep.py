@@ -18,6 +18,7 @@ def test_overrides_that_tell_jobs_apart() -> None:
     assert distinguishing([["seed=0"]]) == [[]]
 
 
+@pytest.mark.costly
 def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
     """A job that is left out is a row, too, with the reason."""
     cells = ("seed=0,1", "optimizer.lr=2,0.5", "sweep_without=['seed=1 optimizer.lr=2: Asked already']")
@@ -38,6 +39,7 @@ def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
     assert "0: rank 0 (stage 0, layers 0..7) died: SIGSEGV" in out
 
 
+@pytest.mark.costly
 def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
     """One that no configuration can say, and one that the plan refuses."""
     wanted = ("schedule=gpipe,nonsense", "parallelism.pipeline=1,99")

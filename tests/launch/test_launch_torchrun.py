@@ -35,6 +35,7 @@ def _as_torchrun_does(directory: Path, entry: str, *overrides: str) -> list[tupl
     return [(rank.returncode, said) for rank, said in zip(ranks, told, strict=True)]
 
 
+@pytest.mark.costly
 def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
     """By torchrun itself. The ranks share one directory, which rank 0 has made."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -58,6 +59,7 @@ def test_the_ranks_share_one_directory_that_rank_0_made(tmp_path: Path) -> None:
     assert (run_dir / "config.yaml").exists()
 
 
+@pytest.mark.costly
 def test_a_rank_that_is_out_of_memory_is_told_what_needs_less(tmp_path: Path) -> None:
     (_, told) = _as_torchrun_does(tmp_path, "last_rank_is_out_of_memory", *PIPELINE, "run_dir=run")
     assert told[0] == 3

@@ -66,6 +66,7 @@ def fill(place: Path) -> None:
             pass
 
 
+@pytest.mark.costly
 def test_a_directory_that_is_removed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = run_in_steps(tmp_path, run, "logger=csv", "parallelism.pipeline=2")
@@ -79,6 +80,7 @@ def test_a_directory_that_is_removed(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.costly
 def test_a_disk_that_others_fill(tmp_path: Path, disk: Path) -> None:
     """Not even the reason has room in the directory: it is told all the same."""
     run = disk / "run"

@@ -118,6 +118,7 @@ def test_the_doctor_names_what_options_lack(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(row.needed for row in rows.values())
 
 
+@pytest.mark.costly
 def test_a_sweep_whose_every_job_is_refused_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_an_owner_whose_lock_was_taken_over_writes_nothing_more(tmp_path: Path) 
     assert json.loads((tmp_path / LOCK_FILE).read_text())["token"] == "another"  # which it leaves alone
 
 
+@pytest.mark.costly
 def test_a_second_command_ends_with_status_2_and_the_first_goes_on(tmp_path: Path) -> None:
     request = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu", "resume=auto")
     first = Started(command("train", *request, entry="step_until_told"), tmp_path)

@@ -22,6 +22,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
 
 
+@pytest.mark.costly
 def test_the_ranks_of_a_restart_are_forked_from_the_spare(tmp_path: Path) -> None:
     ranks = 2
     config = resolve([*OVERRIDES, f"parallelism.pipeline={ranks}", "run_dir=run", "launcher.max_restarts=2"])
@@ -35,6 +36,7 @@ def test_the_ranks_of_a_restart_are_forked_from_the_spare(tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []  # nor the spare for a third start
 
 
+@pytest.mark.costly
 def test_a_spare_that_nobody_needed_ends_with_the_run(tmp_path: Path) -> None:
     config = resolve([*OVERRIDES, "run_dir=run", "launcher.max_restarts=1"])
     assert train(config, command="a test", entry="restarting_entries:wait_for_the_spare") == 0

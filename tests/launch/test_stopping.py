@@ -60,6 +60,7 @@ def _told(
     return said.strip(), (directory / "saved").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "numbers",
     [

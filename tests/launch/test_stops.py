@@ -100,6 +100,7 @@ def rank_in(directory: Path, rank: int) -> int:
     return named[f"rank {rank}"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("how", "layout"), [("sys.exit", []), ("os._exit", ["parallelism.pipeline=2", "schedule.microbatches=2"])]
 )
@@ -118,6 +119,7 @@ def test_code_that_leaves_early_has_not_done_the_work(tmp_path: Path, how: str, 
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.costly
 def test_sigterm_to_one_rank_preempts_the_run(tmp_path: Path) -> None:
     """As a scheduler does that ends a machine's processes: all ranks save, and the command says that it can go on.
 
@@ -138,6 +140,7 @@ def test_sigterm_to_one_rank_preempts_the_run(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("number", "only_in_ranks"), [(signal.SIGTERM, "false"), (signal.SIGUSR1, "true")])
 def test_a_job_that_is_preempted_while_it_starts_can_be_queued_again(
     tmp_path: Path, number: signal.Signals, only_in_ranks: str
@@ -161,6 +164,7 @@ def test_a_job_that_is_preempted_while_it_starts_can_be_queued_again(
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.costly
 def test_a_signal_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
     """One while the ranks end, and many from when the record is complete to the end of the command."""
     number = signal.SIGUSR1

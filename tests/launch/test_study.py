@@ -48,6 +48,7 @@ def starts(sweep: Path) -> list[int]:
     return [len((sweep / run.name / STARTS).read_text().splitlines()) for run in read_report(sweep).runs]
 
 
+@pytest.mark.costly
 def test_a_study_with_a_seed_goes_on(light: Path) -> None:
     """The second start asks for the two trials that are missing, and for no value that it has asked for."""
     words = ["hydra.sweeper.sampler.seed=3"]
@@ -84,6 +85,7 @@ def test_trials_that_fail_end_the_study_and_are_tried_again_where_that_is_asked_
     assert starts(light) == [2]
 
 
+@pytest.mark.costly
 def test_a_grid_is_searched_once(light: Path) -> None:
     words = ["hydra.sweeper.n_trials=4", "hydra/sweeper/sampler=grid", "optimizer.lr=choice(0.1,0.2)"]
     assert start(*words) == 0

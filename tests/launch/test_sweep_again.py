@@ -98,6 +98,7 @@ def test_what_becomes_of_failures_changes_no_number() -> None:
     assert fingerprint(resolve([*TINY, "sweep_retry=failed", "sweep_on_failure=stop"])) == fingerprint(plain)
 
 
+@pytest.mark.costly
 def test_jobs_killed_in_the_middle_and_started_again(light: Path) -> None:
     rates = "optimizer.lr=1,2,101,15,25,12e-1"
     command = [str(HERE / "light_sweep.py"), "train", "-m", *TINY, "run_dir=s", rates]
@@ -125,6 +126,7 @@ def test_jobs_killed_in_the_middle_and_started_again(light: Path) -> None:
     assert not read_report(light / "s").is_cut
 
 
+@pytest.mark.costly
 def test_the_job_that_was_cut_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """A real one, which ends bit for bit as if nothing had been."""
     plain = [sys.executable, "-m", "runner", "train", *TINY, "trainer.max_steps=100", "checkpoint.every=5"]
@@ -151,6 +153,7 @@ def _refusal(rates: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.costly
 def test_a_failure_may_end_the_sweep_or_not_count_and_is_tried_again_where_that_is_asked_for(light: Path) -> None:
     rates = "optimizer.lr=1,15,2"
     assert start(rates, "sweep_on_failure=stop") == 1
@@ -162,6 +165,7 @@ def test_a_failure_may_end_the_sweep_or_not_count_and_is_tried_again_where_that_
     assert starts(light) == [1, 2, 1]
 
 
+@pytest.mark.costly
 def test_a_sweep_grows_by_further_jobs(light: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is written once in a start, not once for each job."""
     saved: list[int] = []

@@ -40,6 +40,7 @@ def test_the_least_of_all_machines_is_gathered(monkeypatch: pytest.MonkeyPatch) 
     assert first.result() == MachineFacts(2 << 30, 8 << 30, 2)
 
 
+@pytest.mark.costly
 def test_a_smaller_machine_has_its_way(tmp_path: Path) -> None:
     config = resolve([*REQUEST, f"run_dir={tmp_path}"])
     large = prepare(config, place_is_made=True, machine=MachineFacts(PLENTY, None, 2))
@@ -69,6 +70,7 @@ limits.machine_memory_bytes = lambda: {memory} if os.environ.get("RANK") == "1" 
 """
 
 
+@pytest.mark.costly
 def test_no_rank_plans(tmp_path: Path) -> None:
     """One whose own machine has less memory runs what was planned; each planned for itself before, and none ran."""
     directory = make_directory(tmp_path)

@@ -46,6 +46,7 @@ def saved_bytes(stage: StageModule, inputs: torch.Tensor, share: float | None) -
     return sum(saved.values()), [each.grad for each in made.parameters() if each.grad is not None]
 
 
+@pytest.mark.costly
 def test_a_smaller_share_keeps_less_with_gradients_that_are_equal_to_rounding() -> None:
     import torch._functorch.config as functorch
 

@@ -143,6 +143,7 @@ def programs(of: Bench) -> list[ArenaProgram]:
     return [each.program for each in found if isinstance(each.program, ArenaProgram)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", TASKS)
 def test_gradients_are_the_same_bits_and_the_arena_is_never_exceeded(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
         folder.require()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("offload", ["activations_async", "weights_granular"])
 def test_a_run_with_files_has_the_bits_of_the_plain_loop(tmp_path: Path, offload: str) -> None:
     share = ["offload.fraction=1.0"] if offload == "weights_granular" else []

@@ -157,6 +157,7 @@ def plainly(case: str, pipeline: int, schedule: str) -> Trained:
     return trained(case, None, pipeline, schedule)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", range(len(ASKED)), ids=lambda number: f"{ASKED[number].name}-{number}")
 @pytest.mark.parametrize("case", CASES)
 def test_losses_weights_and_buffers_are_the_same_bits_and_peaks_are_predicted(case: str, number: int) -> None:
@@ -289,6 +290,7 @@ def test_a_buffer_that_a_forward_reads_and_changes_is_seen_as_it_was() -> None:
     assert all(torch.equal(got[1][name], expected[1][name]) for name in expected[1])
 
 
+@pytest.mark.costly
 def test_compiled_layers_are_equal_to_rounding_also_after_steps_whose_memory_is_measured() -> None:
     """What is measured runs a layer as it is, and the steps after that run it compiled."""
 

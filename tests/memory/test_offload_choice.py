@@ -191,6 +191,7 @@ def planned(*overrides: str) -> RunPlan:
     return make_plan(config, profile_model(config))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["greedy", "mpress"])
 def test_a_plan_moves_what_its_limit_asks_for(name: str) -> None:
     offload = OFFLOADS[name]

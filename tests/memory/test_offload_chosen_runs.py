@@ -58,6 +58,7 @@ def kept(case: str, pipeline: int, schedule: str) -> Ran:
 OFFLOADS = {each.name: each for each in (*CHOOSING, Offload("mixed", mixed))}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("case", "layout", "name"),
     sample({"case": CASES, "layout": ["1f1b 1", "1f1b 2", "zb_h1 2"], "name": OFFLOADS}),

@@ -58,6 +58,7 @@ def test_a_choice_of_tensors_that_layers_share_is_that_of_all_programs() -> None
     best_of_all(chain, ("mpress",))
 
 
+@pytest.mark.costly
 def test_a_long_stage_is_never_slower_than_by_its_groups_or_by_pofo() -> None:
     choose = ProgramChoice()
     for chain in with_budget(chain_of(4, 12, 0, 50.0, 3), OFFLOADS["pofo"], choose)[1:4:2]:
@@ -132,6 +133,7 @@ def limits(pipeline: int) -> list[int]:
     return [round(least + share * (most - least)) for share in (1.0, 0.6, 0.3, 0.1)]
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("no_advice")
 def test_boundaries_move_to_the_best_of_all_cuts() -> None:
     """Every cut is planned by itself, with the best programs of its stages; the best of them is the best of all."""

@@ -126,6 +126,7 @@ def test_the_genetic_search_is_never_slower_than_its_first_parents() -> None:
         assert found.seconds <= greedy.seconds
 
 
+@pytest.mark.costly
 def test_what_waits_longest_is_moved_first() -> None:
     layout = ("parallelism.pipeline=2", "schedule.microbatches=4", "schedule=interleaved_1f1b", "partition=uniform")
     kept, everything = planned(*layout), planned(*layout, "offload=activations_async")

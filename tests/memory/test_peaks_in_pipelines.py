@@ -62,6 +62,7 @@ def compared(name: str, program: Program) -> tuple[int, int]:
     return found[0], told[0]
 
 
+@pytest.mark.costly
 def test_a_graph_program_of_a_stage_that_hands_skips_on() -> None:
     for program in [each for each in of_first("U-Net", "kusumoto") if isinstance(each, GraphProgram)][:2]:
         found, told = compared("U-Net", program)
@@ -100,12 +101,14 @@ def ranks_as_predicted(name: str, schedule: str | Schedule, strategy: str, count
     assert all(said <= 1.005 * real for real, said in zip(run.peaks, run.predicted, strict=True))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "strategy"), [("U-Net", "none"), ("U-Net", "rotor"), ("ruDALL-E", "full")])
 def test_the_peaks_of_a_backward_in_two_parts(name: str, strategy: str) -> None:
     """What W needs of a layer's output is there while the layer runs; pieces of weights wait for no product."""
     ranks_as_predicted(name, "zb_h1", strategy)
 
 
+@pytest.mark.costly
 def test_copies_of_statistics_stay_where_a_rank_lends_what_it_saves() -> None:
     order = with_loans(build("gpipe", ranks=4, microbatches=8), [Loan(0, 2, 3), Loan(1, 3, 2)])
     ranks_as_predicted("ResNet", order, "full", count=8)
@@ -116,6 +119,7 @@ def test_a_gradient_leaves_without_the_memory_beside_it() -> None:
     ranks_as_predicted("U-Net", "1f1b", "none", count=8)
 
 
+@pytest.mark.costly
 def test_a_pool_that_micro_batches_share_is_a_bound() -> None:
     """The stage's outputs are there besides it, and what a backward frees of it is filled again."""
     programs = [each for each in of_first("U-Net", "dtr", online=True) if isinstance(each, EvictingProgram)]

@@ -90,6 +90,7 @@ def test_what_is_no_program(program: ChainProgram, words: str) -> None:
     assert all(check_program(each, 0, 7) is None for each in PROGRAMS)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(4))
 def test_any_program_gives_the_same_bits_with_the_predicted_peak(seed: int) -> None:
     generator = random.Random(seed)

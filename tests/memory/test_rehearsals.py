@@ -37,6 +37,7 @@ def knowing(chain: StageChain, *known: Rehearsal) -> StageChain:
     return replace(chain, profile=replace(chain.profile, rehearsals=known))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", ["coop", "dtr"])
 @pytest.mark.parametrize("name", TASKS)
 def test_the_predicted_peak_is_that_of_a_run(name: str, policy: str) -> None:

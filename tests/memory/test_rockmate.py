@@ -109,6 +109,7 @@ def test_it_is_as_fast_as_rotor_at_every_budget_and_faster_at_some(in_flight: in
     assert faster
 
 
+@pytest.mark.costly
 def test_gradients_are_the_same_bits_and_counted_peaks_are_within_the_budget() -> None:
     found = measure(MODELS["GPT"](), {}, budgets=4, budgeted=("rockmate",))["budgets"]["rockmate"]
     measured = [row for row in found if "measured_bytes" in row]

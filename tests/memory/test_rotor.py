@@ -177,6 +177,7 @@ def test_what_first_forwards_leave_and_what_second_runs_take_are_bounded_apart()
                 assert spent == seconds
 
 
+@pytest.mark.costly
 def test_a_chain_of_very_many_layers_is_planned_in_groups() -> None:
     """A thousand layers would take minutes and gigabytes; all programs are of the layers themselves."""
     count = 300

@@ -58,6 +58,7 @@ def trained(kind: str) -> Trained:
     return train_under(make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["each", "between", "nested", "graph"])
 def test_the_peak_of_a_split_backward_is_the_predicted_one_with_the_same_bits(kind: str) -> None:
     """The gradients of weights that I makes wait until it ends, and it makes all of layers that run again."""
@@ -86,6 +87,7 @@ def test_the_peak_of_a_gpt_whose_layers_differ_is_the_predicted_one() -> None:
     assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
 
 
+@pytest.mark.costly
 def test_a_pool_may_be_filled_by_those_whose_first_part_of_the_backward_is_not_done() -> None:
     """On the last rank that is one micro-batch at a time, although W of the one before it is still to come."""
     plans = [planned("coop", 2, limit, "zb_h1") for limit in grid(2, 6, "zb_h1")[1:]]

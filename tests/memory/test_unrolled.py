@@ -106,11 +106,13 @@ def is_predicted(kind: str, pipeline: int, schedule: str) -> None:
         assert 0.99 * expected <= each <= expected + SCALARS
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "pipeline", "schedule"), QUICK)
 def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedule: str) -> None:
     is_predicted(kind, pipeline, schedule)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["kept", "each", "dtr"])
 def test_a_tensor_that_no_later_layer_reads_has_no_gradient(kind: str) -> None:
     """The last layer does not read the sequence, whose gradient the last step makes.

@@ -46,6 +46,7 @@ def make() -> nn.Module:
     return nn.Sequential(_Makes(), _Uses(), _Joins())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1"])
 def test_peaks_are_the_predicted_ones(schedule: str, again: bool) -> None:

@@ -20,6 +20,7 @@ WIDE = ("model.kwargs.width=256", "model.kwargs.layers=8")
 CHOOSING = [name for name, offload in OFFLOADS.items() if offload.choose_weights is not None]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "pipeline"), [*((name, 1) for name in CHOOSING), (CHOOSING[0], 2)])
 def test_bits_are_the_same_and_the_limit_is_kept(name: str, pipeline: int) -> None:
     layout = (*WIDE, f"parallelism.pipeline={pipeline}")
@@ -44,6 +45,7 @@ WITH_BOTH: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", WITH_BOTH, ids=str)
 def test_activations_and_weights_move_together(case: tuple[str, str, tuple[str, ...]]) -> None:
     """Bits, bytes moved, and peaks, at limits that activations alone keep, and that need weights, too."""
@@ -61,6 +63,7 @@ def test_activations_and_weights_move_together(case: tuple[str, str, tuple[str, 
             assert measured <= predicted + SCALARS
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["greedy", "autoswap"])
 def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain(name: str) -> None:
     sizes, moved = ("model.kwargs.width=64",), []
@@ -88,6 +91,7 @@ def _bytes(plan: RunPlan) -> float:
     return 2 * plan.host_activation_bytes + sum(plan.host_weight_bytes)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("samples", [1, 2])
 def test_both_move_where_microbatches_have_no_samples_and_layers_are_frozen(samples: int) -> None:
     layout = ("parallelism.pipeline=2", "trainer.freeze=['1.*']", "model.kwargs.width=64")
@@ -171,6 +175,7 @@ def test_scores_prefer_weights_that_are_away_for_long() -> None:
     assert next(iter(choose(stage))) == units[0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "line"),
     [

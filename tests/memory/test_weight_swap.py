@@ -114,6 +114,7 @@ CASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_bytes_and_peaks_are_those_of_the_plan(case: tuple[str, tuple[str, ...], tuple[str, ...]]) -> None:
     model, offload, order = case
@@ -142,6 +143,7 @@ def test_the_peak_is_the_predicted_one_to_a_percent() -> None:
         assert most < 0.8 * before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", [(), ("parallelism.pipeline=2",)], ids=str)
 def test_a_layer_has_no_gradients_on_the_device_before_its_backward_makes_the_first(order: tuple[str, ...]) -> None:
     """A block of a transformer has its largest temporaries before that, and a table of tokens makes nothing else."""

@@ -105,6 +105,7 @@ and with a last stage that does not use most of its input, whose gradients are z
 backward of rank 0 is its peak, before which there are no gradients."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "strategy", "pipeline"), DEFAULT)
 def test_the_same_bits_and_the_planned_bytes(name: str, strategy: str, pipeline: int) -> None:
     same_bits_and_planned_bytes(name, strategy, pipeline)

@@ -80,6 +80,7 @@ def profiled(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     return profile_model(resolve([*REQUESTS[name], "hardware=a100_80gb"])), calls.value
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["gpt", "carried", "four bits"])
 def test_the_profile_is_that_of_each_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once, calls = profiled(tmp_path / "once", name, monkeypatch)

@@ -32,6 +32,7 @@ def profiled(*overrides: str, fake: bool, dtype: torch.dtype = torch.float32, sa
         return profile_layers(sources, mode.from_tensor(inputs), mode.from_tensor(targets), loss, dtype)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("dtype", "model"), [(torch.bfloat16, "gpt"), (torch.float32, "mlp")])
 def test_fake_tensors_give_the_bytes_of_real_ones(model: str, dtype: torch.dtype) -> None:
     fake, real = (profiled(f"model={model}", fake=kind, dtype=dtype) for kind in (True, False))
@@ -110,6 +111,7 @@ def test_in_place_layers_are_profiled() -> None:
     assert [row.num_parameters for row in profile.layers] == [0, 20, 0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -132,6 +134,7 @@ def test_what_does_not_fit_together_is_a_problem_of_the_request(
     assert caplog.text == ""
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize("architecture", ["llama", "bert"])
 def test_a_whole_language_model_has_the_same_bytes_on_fake_tensors(architecture: str) -> None:

@@ -117,6 +117,7 @@ def batch(length: int = 5) -> Tensor:
     return torch.randn(3, length, WIDTH, dtype=torch.float64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("way", ["outer", "inner", "middle", "slices", "split", "merged"])
 def test_attention_divides_by_heads_however_they_are_packed(way: str) -> None:
     model = blocks(2 if way == "outer" else 1, way)
@@ -131,6 +132,7 @@ def test_attention_divides_by_heads_however_they_are_packed(way: str) -> None:
         assert result.forward == result.backward == ["all_reduce"] * sums
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["swiglu", "packed", "halves", "glu", "inplace"])
 def test_layers_between_which_only_elements_meet(kind: str) -> None:
     model = nn.Sequential(Mlp(kind), nn.Tanh(), Mlp(kind)).double()
@@ -148,6 +150,7 @@ def test_three_ranks_divide_three_heads_and_not_what_is_packed_of_them() -> None
     assert result.divided.shards["0.attention.packed.weight"].pieces == 3
 
 
+@pytest.mark.costly
 def test_the_shipped_gpt_whole_and_cut() -> None:
     model = nn.Sequential(*(layer() for layer in build(31, 8, WIDTH, 2, HEADS).layers())).double()
     tokens = torch.randint(31, (3, 6))
@@ -177,6 +180,7 @@ def test_a_trace_serves_other_sizes() -> None:
     assert compared(model, torch.randn(2, 9, WIDTH, dtype=torch.float64), 2, programs=programs).error < EQUAL
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("way", ["outer", "inner", "merged"])
 def test_each_rank_drops_its_part_of_what_one_process_drops(way: str) -> None:
     """Dropout of scores and of hidden features, divided, and then of a whole value and of packed features.
@@ -300,6 +304,7 @@ def test_weights_that_several_operators_read() -> None:
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_the_encoder_layer_of_torch(first: bool, training: bool) -> None:
@@ -394,6 +399,7 @@ WHOLE: list[tuple[str, Callable[[], nn.Module], dict[str, str]]] = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("make", "reasons"), [each[1:] for each in WHOLE], ids=[each[0] for each in WHOLE])
 def test_what_cannot_be_divided_stays_whole_and_says_why(
     make: Callable[[], nn.Module], reasons: dict[str, str]
@@ -451,6 +457,7 @@ def test_a_rule_that_errs_is_noticed_and_the_layers_stay_whole(monkeypatch: pyte
     assert "reshape cannot be divided" in left["1.up.weight"]
 
 
+@pytest.mark.costly
 def test_shapes_alone_are_divided_without_memory() -> None:
     """As a plan does: model, trace, parts and run are of fake tensors."""
     with fake_tensors():

@@ -65,6 +65,7 @@ def batch() -> Tensor:
 WHOLE_AGAIN = ("means", "product", "joined")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("way", ["plain", "places", "flat", "inplace", "sizes", "means", "product", "joined"])
 def test_whatever_lies_between_divided_layers(way: str) -> None:
     """Two layers of it between two plain ones: what is summed for a rank's own tokens, and put together again."""
@@ -78,6 +79,7 @@ def test_whatever_lies_between_divided_layers(way: str) -> None:
         assert "all_reduce" not in calls
 
 
+@pytest.mark.costly
 def test_four_ranks_divide_tokens_if_their_number_allows() -> None:
     model = build("plain", "flat")
     assert compared(model, torch.randn(2, 8, WIDTH, dtype=torch.float64), 4, tokens=True).error < EQUAL
@@ -129,6 +131,7 @@ class Listed(nn.Module):
         return list(self.made)
 
 
+@pytest.mark.costly
 def test_layers_that_are_built_later_hand_their_tokens_on() -> None:
     """Also to one that cannot be traced, and to one that reads all tokens, which get all of them."""
     listed, value = Listed(Ruled, Ruled, Untraceable, Ruled, Last), batch()

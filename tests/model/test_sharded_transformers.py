@@ -77,6 +77,7 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "sizes", "entries", "sums"), DIVIDED, ids=[each[0] for each in DIVIDED])
 def test_every_block_is_divided(name: str, sizes: dict[str, Any], entries: int, sums: int) -> None:
     model, tokens = made(name, sizes), torch.randint(3, 67, (3, 8))
@@ -91,6 +92,7 @@ def test_every_block_is_divided(name: str, sizes: dict[str, Any], entries: int, 
         assert len(result.cuts) >= 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma2"])
 def test_fewer_key_heads_than_ranks_stay_whole_with_their_queries(name: str) -> None:
     model, tokens = made(name, GROUPED), torch.randint(3, 67, (3, 8))
@@ -105,6 +107,7 @@ def test_fewer_key_heads_than_ranks_stay_whole_with_their_queries(name: str) -> 
     assert "k_proj.weight makes, which stays whole" in reasons["model.model.layers.0.self_attn.q_proj.weight"]
 
 
+@pytest.mark.costly
 def test_of_bloom_the_feed_forward_layers_are_divided() -> None:
     """Its attention adds a number for each head, which is no weight, to scores of which batch and heads are merged."""
     result = compared(made("Bloom", BLOOM), torch.randint(3, 67, (3, 8)), 4, cut=True)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from narrow import present
 from plan_profiles import layer, model
@@ -47,6 +48,7 @@ def sleeping() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 6), Sleeping(), nn.Linear(6, 5))
 
 
+@pytest.mark.costly
 def test_each_part_of_a_step_has_its_own_seconds() -> None:
     user = ("model.target=test_timing:sleeping", "data.target=user_code:points", "loss.target=user_code:mean")
     profile = profile_model(resolve([*user, "device=cpu", "data.batch_size=4"]))
@@ -76,6 +78,7 @@ def counting() -> nn.Sequential:
     return nn.Sequential(*(Counting(6, 6) for _ in range(8)), Counting(6, 5))
 
 
+@pytest.mark.costly
 def test_of_layers_that_are_alike_some_are_timed() -> None:
     """The first takes an input without gradient, and the last is smaller: so three of seven are timed."""
     user = ("model.target=test_timing:counting", "data.target=user_code:points", "loss.target=user_code:mean")

@@ -106,6 +106,7 @@ def test_graphs_are_compared_without_names() -> None:
     assert last not in (first, second)
 
 
+@pytest.mark.costly
 def test_the_architectures_own_cuts_come_first() -> None:
     layers = load_model(resolve(LLAMA)).layers
     blocks = [f"model.layers.{at}" for at in range(4)]
@@ -124,6 +125,7 @@ def test_more_stages_than_the_architectures_cuts_are_cut_by_the_trace() -> None:
     assert len(load_model(resolve([*LLAMA, *few])).layers) >= 5
 
 
+@pytest.mark.costly
 def test_equal_blocks_are_traced_and_profiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The work of a plan grows little with the number of blocks."""
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))

@@ -91,6 +91,7 @@ def test_the_imports_that_ranks_share_name_every_library() -> None:
         assert bool(kind.imports) == (kind.package is not None)
 
 
+@pytest.mark.costly
 def test_a_rank_that_makes_an_optimizer_finds_its_library_imported() -> None:
     """And the process that ranks are forked from has one thread still: else they are not forked from it."""
     kinds = [kind for kind in OPTIMIZERS.values() if kind.package is not None]

@@ -164,6 +164,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("overrides", "path", "why"), REFUSED)
 def test_what_cannot_be_is_refused_with_its_reason(overrides: str, path: str, why: str) -> None:
     found = rules(resolve(["model=mlp", "parallelism.data=2", *overrides.split()]))

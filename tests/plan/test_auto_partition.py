@@ -68,6 +68,7 @@ def test_stages_that_differ_by_less_than_a_clock_stay_even() -> None:
     assert planned(model(noisy)).partition == ((0, 3), (4, 7))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "chimera"])
 def test_it_is_never_predicted_to_be_slower_than_even_stages(schedule: str) -> None:
     chance = random.Random(schedule)

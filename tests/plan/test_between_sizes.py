@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
+
 from runner.config.compose.resolve import resolve
 from runner.plan.stages.scale import between, for_samples
 from runner.profile import LayerProfile, ModelProfile
@@ -26,6 +28,7 @@ def sizes(profile: ModelProfile) -> list[dict[str, int]]:
     ]
 
 
+@pytest.mark.costly
 def test_casts_of_weights_do_not_grow_with_the_samples() -> None:
     few, asked, many = profile_of(1), profile_of(4), profile_of(16)
     made = between(few, many, 4)

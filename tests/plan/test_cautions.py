@@ -20,6 +20,7 @@ def _plan(*overrides: str, cores: int | None = None) -> RunPlan:
     return make_plan(config, profile_model(config), cores=cores)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "late"),
     [
@@ -36,6 +37,7 @@ def test_weights_that_lack_steps_are_told(overrides: tuple[str, ...], late: str)
     assert list(plan.advice[: len(notes)]) == notes, "the plan has them, too, and first"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("option", ["compression=topk", "approximate_backward=fewbit"])
 def test_gradients_that_are_approximate_are_told(option: str) -> None:
     plan = _plan(option, "parallelism.data=2")

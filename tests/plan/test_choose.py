@@ -53,6 +53,7 @@ def test_no_schedule_by_name_is_planned_to_be_shorter() -> None:
     assert "next is " in auto.advice[0]
 
 
+@pytest.mark.costly
 def test_under_a_memory_limit_it_takes_what_fits_and_says_what_did_not() -> None:
     peaks = sorted({max(plan.peak_memory_bytes) for plan in plans_by_name()})
     limit = f"{peaks[len(peaks) // 3]}B"
@@ -111,6 +112,7 @@ def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:
     assert not make_plan(config, model(EVEN)).schedule.is_asynchronous
 
 
+@pytest.mark.costly
 def test_advice_searches_no_second_time_and_fits_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
 

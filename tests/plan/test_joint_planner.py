@@ -90,6 +90,7 @@ def exhaustive(of: PlanningProblem) -> float:
     return best
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("enumerates", [True, False])
 def test_the_joint_plan_is_nearly_the_best_of_all(enumerates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where small spaces are not played whole, so that starts and improvements have to find it."""
@@ -123,6 +124,7 @@ def flushed(ranks: int, microbatches: int) -> list[Schedule]:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 16)])
 def test_candidates_that_are_played_together_end_as_each_does_alone(ranks: int, microbatches: int) -> None:
     draw, played = np.random.default_rng(ranks * microbatches), 0
@@ -183,6 +185,7 @@ def test_more_memory_is_never_slower_and_a_search_repeats_itself() -> None:
         assert answers[1] == answers[2]
 
 
+@pytest.mark.costly
 def test_a_model_that_takes_no_single_sample_has_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "normed.py").write_text(
         "import torch\nfrom torch import nn\n"

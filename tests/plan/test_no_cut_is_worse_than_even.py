@@ -44,6 +44,7 @@ def transformer(blocks: int = 34) -> ModelProfile:
     return model(rows, loss=loss_layer(saved_bytes=800))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("schedule", "policy"), covering({"schedule": SCHEDULES, "policy": POLICIES}, strength=1))
 def test_no_cut_is_slower_than_even_stages_that_fit(schedule: str, policy: str) -> None:
     chance = random.Random(schedule)
@@ -83,6 +84,7 @@ def test_a_limit_that_even_stages_almost_reach_leaves_stages_alike(schedule: str
     assert max(1 + last - first for first, last in tight.partition) <= 6
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schedule", ["zb_v", "interleaved_1f1b", "v_half"])
 def test_where_even_stages_do_not_fit_the_ranks_are_balanced_under_the_limit(schedule: str) -> None:
     """The first layers save ten times as much as the others."""

@@ -36,6 +36,7 @@ def asked(name: str, precision: str, stage: int | None) -> RunConfig:
     return config
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, *list(OPTIMIZERS)[::3]))
 def test_a_plan_or_a_refusal(name: str) -> None:
     for precision in PRECISIONS:

@@ -49,6 +49,7 @@ def program_of(seed: int, first: int, last: int, kind: str) -> ChainProgram:
     return moving(kept, chosen, one_by_one=kind == "one by one")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("kind", ["kept", "again", "moved", "one by one"])
 @pytest.mark.parametrize("seed", range(4))

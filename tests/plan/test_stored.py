@@ -21,6 +21,7 @@ EVEN = [layer()] * 8
 UNEVEN = [layer(), *[layer(forward_seconds=3.0, backward_seconds=6.0)] * 2, *[layer()] * 5]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("layers", "changes"),
     [
@@ -40,6 +41,7 @@ def test_a_plan_is_read_back(layers: list[Any], changes: dict[str, Any], tmp_pat
     assert value_text(again) == value_text(plan)
 
 
+@pytest.mark.costly
 def test_every_schedule_is_read_back() -> None:
     kept = []
     for name in SPECS:

@@ -141,6 +141,7 @@ def test_a_first_stage_that_is_frozen_gets_no_gradient() -> None:
     assert sent[3] > 0
 
 
+@pytest.mark.costly
 def test_the_plan_knows_it() -> None:
     asked = ["model=mlp", "model.kwargs.layers=8", "parallelism.pipeline=2", "schedule.microbatches=2", "device=cpu"]
     asked += ["partition=uniform", "optimizer=adam"]

@@ -78,6 +78,7 @@ def plain_loop(folder: Path, start: dict[str, torch.Tensor], batches: list[Batch
     return losses, model
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
 def test_stages_train_as_pefts_own_loop(tmp_path: Path, pipeline: int, schedule: str) -> None:
     """One process has the bits of PEFT; the frozen weights keep theirs, and only adapters have gradients and states."""
@@ -187,6 +188,7 @@ def test_layers_that_are_built_one_by_one() -> None:
     assert all(torch.equal(one, other) for (name, one), (_, other) in pairs if is_adapters(f".{name}"))
 
 
+@pytest.mark.costly
 def test_the_plan_counts_the_adapters_alone(tmp_path: Path) -> None:
     config = asked(CASE.save(tmp_path / "llama"), 1)
     config = replace(config, optimizer=replace(config.optimizer, name="adam"), device="cpu")
@@ -218,6 +220,7 @@ def test_names_that_no_layer_has_are_refused_where_layers_are_built_later() -> N
         profile_model(resolve([*words, "adapter.targets=[q_proj]"]))
 
 
+@pytest.mark.costly
 def test_a_plan_makes_no_adapter_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of which a machine holds no layer are planned, too: all tensors of the profile are fake."""
     folder = CASE.save(tmp_path / "llama")

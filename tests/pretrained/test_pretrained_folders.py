@@ -168,6 +168,7 @@ def equal_from(
     return whole, trained
 
 
+@pytest.mark.costly
 def test_two_stages_read_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends have the tied weight, and each reads the tensors of its own layers alone, once."""
     layers, _ = equal_from("llama_tied", ARCHITECTURES["llama_tied"].save(tmp_path / "llama"), 2)
@@ -198,6 +199,7 @@ def test_every_architecture(case: tuple[str, int], tmp_path: Path) -> None:
     equal_from(name, ARCHITECTURES[name].save(tmp_path / name), pipeline)
 
 
+@pytest.mark.costly
 def test_frozen_first_layers(tmp_path: Path) -> None:
     """Frozen weights keep their bits, and a stage of them alone has no gradient."""
     folder = ARCHITECTURES["llama"].save(tmp_path / "llama")

@@ -19,6 +19,7 @@ from runner.profiling.model import profile_model
 CASE = ARCHITECTURES["llama"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", sampled([1, 2], 1))
 def test_a_run_from_a_folder_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], pipeline: int) -> None:
     """What is frozen keeps its bits, everything else is trained, and the memory is the predicted one."""
@@ -38,6 +39,7 @@ def test_a_run_from_a_folder_and_back(tmp_path: Path, capsys: pytest.CaptureFixt
         assert torch.equal(trained[name], value) == name.startswith(("model.embed_tokens", "model.layers.0.")), name
 
 
+@pytest.mark.costly
 def test_what_stands_beside_a_folder(tmp_path: Path) -> None:
     """A field of the configuration replaces the folder's; what does not fit the folder is refused."""
     named = [

@@ -62,6 +62,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return said.err.splitlines()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("command", "name"), covering({"command": ["train", "plan"], "name": FOLDERS}, strength=1))
 def test_a_wrong_folder(
     name: str, command: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -209,6 +209,7 @@ def test_recipes_are_plain_pytorch() -> None:
     assert wrong == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("room", WITHOUT_TORCH)
 def test_the_lower_rooms_start_without_torch(room: str) -> None:
     """Imported in a fresh interpreter, module by module, not even something that imports torch is met."""

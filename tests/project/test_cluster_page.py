@@ -95,6 +95,7 @@ def test_torchrun_starts_as_many_ranks_as_are_asked_for() -> None:
         assert started == num_ranks(resolve(words)) == ranks
 
 
+@pytest.mark.costly
 def test_the_pods_of_a_job_find_one_another_and_start_the_ranks() -> None:
     """Names and numbers of the Service, the Job, torchrun and the request agree."""
     (text,) = re.findall(r"^```yaml kubernetes.yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

@@ -178,6 +178,7 @@ def reference(steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.costly
 def test_all_four_run_together(folder: Path) -> None:
     """Drawn, planned and trained: two stages, two replicas."""
     layout = ["parallelism.pipeline=2", "schedule=toy", "schedule.microbatches=4"]

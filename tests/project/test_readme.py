@@ -97,6 +97,7 @@ def test_the_sweep(tmp_path: Path) -> None:
     assert [record(tmp_path / "sweep" / str(job))["status"] for job in range(4)] == ["ok"] * 4
 
 
+@pytest.mark.costly
 def test_your_own_model_in_one_process_and_in_four(tmp_path: Path) -> None:
     write_own_model(tmp_path)
     runner([*OWN[1:], "run_dir=four"], tmp_path)

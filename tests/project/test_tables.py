@@ -23,6 +23,7 @@ def test_the_documents_have_what_is_generated() -> None:
         assert with_tables(text, headings) == text, "write it anew: python tests/support/tables.py --write"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("heading", TABLES)
 def test_a_table_that_was_changed_is_written_anew(heading: str) -> None:
     page, headings = next(each for each in PAGES.items() if heading in each[1])

@@ -80,6 +80,7 @@ def losses_alone() -> list[float]:
     return losses
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("share", [1.0, 0.65])
 def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
     share: float, place: Path, capsys: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
     torch.testing.assert_close(torch.tensor([float(each) for each in run.losses]), alone, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.costly
 def test_what_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned([*_AUTO, "parallelism.pipeline=2", "schedule=gpipe", "schedule.microbatches=4"], capsys)
     assert found["layout"]["pipeline"] == 2
@@ -109,6 +111,7 @@ def test_what_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
     assert not {"schedule", "schedule.microbatches", "parallelism.pipeline"} & set(found["chosen"])
 
 
+@pytest.mark.costly
 def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned([*_AUTO, "memory_limit=2kB"], capsys, status=3)
     assert found["fits"] is False
@@ -117,6 +120,7 @@ def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
     assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
 
 
+@pytest.mark.costly
 def test_a_published_planner_whose_choice_does_not_fit_speaks_of_its_own_choice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -126,6 +130,7 @@ def test_a_published_planner_whose_choice_does_not_fit_speaks_of_its_own_choice(
     assert line.endswith("Try planner=joint.")
 
 
+@pytest.mark.costly
 def test_a_layout_is_found_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*_AUTO, "planner=megatron", "launcher=slurm", "launcher.nodes=2"]
     found = planned(words, capsys)
@@ -134,6 +139,7 @@ def test_a_layout_is_found_for_several_nodes(capsys: pytest.CaptureFixture[str])
     assert prod(degrees) == 4
 
 
+@pytest.mark.costly
 def test_every_planner_is_judged_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *_AUTO, "--planners", "all", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -154,6 +160,7 @@ def test_another_value_of_each_key_is_no_faster(capsys: pytest.CaptureFixture[st
     assert all(row["step_seconds"] >= found["step_seconds"] * 0.999 for row in found["why"])
 
 
+@pytest.mark.costly
 def test_five_lines_and_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "conf" / "recipe").mkdir(parents=True)
     assert main(["plan", *_AUTO, "--write", "conf/recipe/found.yaml"]) == 0

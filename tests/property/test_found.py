@@ -119,11 +119,13 @@ REFUSED = {
 """Requests that ran and went wrong, and are refused now."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_stays_mended(name: str) -> None:
     assert check(FOUND[name].request).kind == "ran"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_went_wrong_is_refused(name: str) -> None:
     found, rule = REFUSED[name]

@@ -58,6 +58,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return weights_of(folder)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kernels", ["eager", "fused"])
 @pytest.mark.parametrize(
     "layout",
@@ -105,6 +106,7 @@ def test_plans_count_the_probabilities_that_one_operator_does_not_keep(tmp_path:
     assert saved["eager"] - saved["fused"] == expected[0] - expected[1] > 0
 
 
+@pytest.mark.costly
 def test_an_attention_inside_a_module_of_torch_is_found(tmp_path: Path) -> None:
     saved = {}
     for kernels in ("eager", "fused"):
@@ -116,6 +118,7 @@ def test_an_attention_inside_a_module_of_torch_is_found(tmp_path: Path) -> None:
     assert saved["eager"] > saved["fused"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

@@ -7,7 +7,7 @@ from draws import Reach, draw
 from requests_of_commit import commit
 from shrink import failure_of, shrunk
 
-_QUICK, _FULL, _AT_ONCE = 100, 2000, 10
+_QUICK, _FULL, _AT_ONCE = 60, 2000, 10
 _SEED = "one"
 """The seed of the quick requests. It becomes that of the commit once 300 unseen requests in a row are good again: since
 the last time that they were, layers that ranks divide have come to the draws."""

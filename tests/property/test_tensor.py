@@ -123,6 +123,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_divided_model_gives_what_one_process_gives(layout: str, start: dict[str, Tensor], tmp_path: Path) -> None:
     made = divided(tmp_path, *LAYOUTS[layout])
@@ -134,6 +135,7 @@ def test_a_divided_model_gives_what_one_process_gives(layout: str, start: dict[s
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.costly
 def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: Path) -> None:
     """Without clipping, which would hide a common factor: whole ones by value, those of parts by their squares."""
     layout = ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule.microbatches=2", "trainer.max_steps=1")
@@ -154,6 +156,7 @@ def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: 
         assert squares == pytest.approx(float(parameter.grad.square().sum()), rel=1e-4, abs=1e-9), name
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
 def test_the_work_of_a_step_is_that_of_the_model(sequence: str) -> None:
     """Up to the head, whose 13 tokens are padded to 14; so the MFU of two ranks is not half of what it is."""
@@ -164,6 +167,7 @@ def test_the_work_of_a_step_is_that_of_the_model(sequence: str) -> None:
     assert 1 <= parts / whole < 1 + 1 / 14
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "parallelism.pipeline=2"])
 def test_what_no_rule_names_is_found_in_the_operators(layout: str, start: dict[str, Tensor], tmp_path: Path) -> None:
     made = run(tmp_path, layout, "parallelism.tensor=2")
@@ -181,6 +185,7 @@ _HUGGING_FACE = (
 )  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -196,6 +201,7 @@ def test_a_model_of_transformers_is_divided_as_it_is(kind: str, more: tuple[str,
     require_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["parallelism.pipeline=1", "schedule=chimera"])
 @pytest.mark.parametrize("optimizer", ["lamb", "lars"])
 def test_norms_are_of_whole_weights(optimizer: str, layout: str, tmp_path: Path) -> None:
@@ -215,6 +221,7 @@ def test_norms_are_of_whole_weights(optimizer: str, layout: str, tmp_path: Path)
     assert made.record.bytes_moved["tensor"] == made.plan.tensor_bytes_sent
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", [("parallelism.tensor=4",), ("parallelism.tensor=2", "parallelism.pipeline=2")])
 def test_matrices_are_made_orthogonal_whole(layout: tuple[str, ...], tmp_path: Path) -> None:
     """Muon rounds to 16 bits what it makes orthogonal; another rounding of one element there is as large as that."""
@@ -267,6 +274,7 @@ def _way_of(name: str) -> str | None:
     return None if way == "row" and kind == "bias" else way
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("compressor", "plain_one", "steps"),
     [
@@ -315,6 +323,7 @@ _ADAPTED = ("three", "out", "gate", "down", "head")
 _ADAPTER = ("adapter=lora", "adapter.rank=3", "adapter.alpha=6", f"adapter.targets=[{','.join(_ADAPTED)}]")
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 @pytest.mark.parametrize(
     "layout",
@@ -349,6 +358,7 @@ def test_adapters_are_divided_with_their_weights(layout: tuple[str, ...], tmp_pa
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.costly
 def test_adapters_drop_what_one_process_drops(tmp_path: Path) -> None:
     """Where they read what all ranks have."""
     adapter = ("adapter=lora", "adapter.targets=[three,gate,head]", "adapter.dropout=0.3")
@@ -363,6 +373,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.costly
 def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     run(first, "model.kwargs.tied=true", *_STANDING)
@@ -372,6 +383,7 @@ def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
     require_same_weights(weights_of(second), weights, [name for name in weights if name != "head.weight"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schedule", ["pipedream_2bw", "pipedream", "pipemare", "hetpipe", "avgpipe"])
 def test_late_weights_are_as_late_as_without_parts(schedule: str, tmp_path: Path) -> None:
     layout = (
@@ -387,6 +399,7 @@ def test_late_weights_are_as_late_as_without_parts(schedule: str, tmp_path: Path
     require_same_weights(weights_of(parts), weights_of(whole))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("late", [("schedule.distance=1",), ("parallelism.pipeline=1", "schedule.wave=1")])
 def test_workers_of_parts_exchange_as_workers_of_whole_layers(
     late: tuple[str, ...], start: dict[str, Tensor], tmp_path: Path
@@ -408,6 +421,7 @@ def test_workers_of_parts_exchange_as_workers_of_whole_layers(
         require_same_weights(weights_of(tmp_path / "parts"), {k: v.detach() for k, v in model.state_dict().items()})
 
 
+@pytest.mark.costly
 def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path: Path) -> None:
     layouts = [
         ("parallelism.pipeline=2", "parallelism.tensor=2"),
@@ -437,6 +451,7 @@ def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path:
     require_same_weights(weights_of(before), weights)
 
 
+@pytest.mark.costly
 def test_the_same_layout_goes_on_bitwise(tmp_path: Path) -> None:
     layout = (_SHARDING, "parallelism.tensor=2", "model.kwargs.dropout=0.1")
     whole, first, second = tmp_path / "whole", tmp_path / "first", tmp_path / "second"
@@ -447,6 +462,7 @@ def test_the_same_layout_goes_on_bitwise(tmp_path: Path) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in weights_of(second).items())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
 def test_dropout_of_whole_values_is_that_of_one_process(sequence: str, tmp_path: Path) -> None:
     """Also where each rank has its own tokens of them, for which it takes its part of the whole mask."""
@@ -467,6 +483,7 @@ def test_bytes_between_parts_are_those_of_the_formula(tmp_path: Path) -> None:
     assert made.plan.tensor_bytes_sent == sent
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "layout",
     [
@@ -485,6 +502,7 @@ def test_a_loss_takes_parts_of_logits(layout: tuple[str, ...], start: dict[str, 
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sequence", ["parallelism.sequence=false", SEQUENCE])
 def test_with_64_bits_parts_differ_by_their_rounding_alone(sequence: str, tmp_path: Path) -> None:
     """A mistake as small as the rounding of 32 bits would be seen here."""
@@ -502,6 +520,7 @@ def test_with_64_bits_parts_differ_by_their_rounding_alone(sequence: str, tmp_pa
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.costly
 def test_a_loss_of_parts_exchanges_three_numbers_per_target(tmp_path: Path) -> None:
     target = "loss.target=runner.zoo.losses:token_cross_entropy"
     made = divided(tmp_path, "parallelism.tensor=2", "trainer.max_steps=1", target)
@@ -510,6 +529,7 @@ def test_a_loss_of_parts_exchanges_three_numbers_per_target(tmp_path: Path) -> N
     assert made.record.bytes_moved["tensor"] == 2 * (sums + 3 * tokens * 4)
 
 
+@pytest.mark.costly
 def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) -> None:
     """As many as without, in halves of twice as many messages; and the gradients of weights that all tokens share."""
     made = divided(tmp_path, "parallelism.tensor=2", SEQUENCE)
@@ -522,6 +542,7 @@ def test_bytes_between_parts_of_tokens_are_those_of_the_formula(tmp_path: Path) 
     assert made.plan.tensor_bytes_sent == sent
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("layout", "boundaries"),
     [
@@ -551,6 +572,7 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
         assert 0.9 * predicted <= counted <= predicted
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -587,6 +609,7 @@ def test_what_cannot_be_divided_is_refused(overrides: tuple[str, ...], text: str
         run(tmp_path, *overrides)
 
 
+@pytest.mark.costly
 def test_a_part_that_is_not_finite_skips_the_step_on_all_ranks(tmp_path: Path) -> None:
     """In the second step, the gradient is infinite at logits that the second rank makes."""
     made = divided(
@@ -597,6 +620,7 @@ def test_a_part_that_is_not_finite_skips_the_step_on_all_ranks(tmp_path: Path) -
     assert all(bool(torch.isfinite(value).all()) for value in weights_of(tmp_path).values())
 
 
+@pytest.mark.costly
 def test_a_whole_weight_that_differs_between_parts_ends_the_run(tmp_path: Path) -> None:
     """The norms of one part drift: the losses alone would not tell it."""
     with pytest.raises(RunFailedError, match="the copies of block0.norm.bias on ranks 0 and 1 differ"):

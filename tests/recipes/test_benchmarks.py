@@ -140,6 +140,7 @@ def test_steady_streams_are_judged_by_their_sleep_and_by_the_prediction() -> Non
     assert [waiting.verdict, error.verdict] == ["met", "missed"]
 
 
+@pytest.mark.costly
 def test_pipefisher_prints_what_a_run_recorded() -> None:
     """Its contestants can be planned, and share all but the optimizer's and the schedule's keys."""
     shared = pipefisher.workload(GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)

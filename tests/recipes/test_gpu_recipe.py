@@ -18,6 +18,7 @@ from runner.record import RunRecord
 RUNS = {f"{part} {name}": words for part, one in PARTS.items() for name, words in one.runs.items()}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [*RUNS, "malevich"])
 def test_every_request_is_legal_on_a_gpu(name: str) -> None:
     words = [word for word in RUNS.get(name, malevich(8)) if word != "hardware=auto"]  # there is no GPU to ask

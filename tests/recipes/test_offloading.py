@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,6 +25,7 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
+@pytest.mark.costly
 def test_the_bytes_alive_of_an_arena_are_the_counted_peak() -> None:
     plain, autoswap = arena_rows(small_task(), share=0.6, link=1e8)
     assert plain.peak_bytes == Bench(small_task(), 0).plain.peak_bytes
@@ -36,6 +38,7 @@ def test_the_bytes_alive_of_an_arena_are_the_counted_peak() -> None:
     assert autoswap.figures.tensors > plain.figures.tensors  # what comes back is made again
 
 
+@pytest.mark.costly
 def test_peaks_and_moved_bytes_are_those_predicted() -> None:
     found = measure(small_task(), share=0.6, links=[1e8], steps=1, step_seconds=0.05)
     for rows in found["links"].values():

@@ -50,6 +50,7 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
+@pytest.mark.costly
 def test_a_second_run_waits_until_the_backward_asks_for_a_saved_tensor() -> None:
     """The model's last layer has parts of a bias, whose gradients are made before."""
     check(MODELS["ruDALL-E"](), 0, ("periodic every=4",), ())
@@ -71,6 +72,7 @@ def test_copies_of_running_statistics_are_predicted() -> None:
     check(normalizing_task(), 4, ("full", "chen_recursive cuts=2", "bisect"))
 
 
+@pytest.mark.costly
 def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     found = check(small_task(), 4, ("full", "bisect"))
     document = {"machine": "a machine", "torch": "2", "date": "today", "models": {"GPT": found}}
@@ -85,6 +87,7 @@ def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+@pytest.mark.costly
 def test_strategies_of_graphs_and_time_are_shown_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.recipes.rematerialization.measure.STEP_SECONDS", 0.1)
     budgeted = ("rockmate", "kusumoto", "kusumoto approximate", "checkmate rounding", "treewidth", "dtr lru")
@@ -98,6 +101,7 @@ def test_strategies_of_graphs_and_time_are_shown_where_they_are_asked_for(monkey
     assert all(row["measured_bytes"] <= row["predicted_bytes"] for _, row in rows)
 
 
+@pytest.mark.costly
 def test_weights_that_all_steps_share_are_predicted_and_a_strategy_that_refuses_them_is_told() -> None:
     found = check(MODELS["LSTM"](), 4, ("full",), ("checkmate",))
     assert found["budgets"] == {}

@@ -22,6 +22,7 @@ def folder(emoji_cache: Path) -> data.EmojiFolder:
     return data.prepare()
 
 
+@pytest.mark.costly
 def test_counts_and_alignment(folder: data.EmojiFolder) -> None:
     train, val = folder.datasets()
     assert (len(train), len(val)) == (2474, 275)
@@ -162,6 +163,7 @@ def test_only_one_of_many_builds(tmp_path: Path) -> None:
     assert len(fills) == 1
 
 
+@pytest.mark.costly
 def test_after_run_writes_pictures_and_figures(folder: data.EmojiFolder, tmp_path: Path) -> None:
     result = baseline.train(steps=2, batch=4, layers=1, width=32)
     losses = [float(loss) for loss in result.losses]

@@ -36,6 +36,7 @@ def test_newer_emoji_are_none_of_the_older_ones() -> None:
     assert not set(drawn.values()) & {source.find(symbol) for symbol in emoji_list()}
 
 
+@pytest.mark.costly
 def test_ids_mean_what_they_meant(older: data.EmojiFolder) -> None:
     """A caption's ids are the older tokenizer's, and the codes give back the drawing by the older codebook."""
     train, val = later.build()

@@ -11,6 +11,7 @@ from runner.recipes.rudalle.captions import clean_caption, emoji_list, repair_ma
 from runner.recipes.rudalle.token_baselines import measure_baselines
 
 
+@pytest.mark.costly
 def test_bpe_round_trip_on_all_captions() -> None:
     captions = list(emoji_list().values())
     bpe = train_bpe(captions, 1024)

@@ -24,6 +24,7 @@ from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.simulation.steady import period
 
 
+@pytest.mark.costly
 def test_variants_have_their_own_closed_forms() -> None:
     idle = {row.variant: row for row in ROWS if row.schedule == "chimera"}
     assert compute(idle["doubling"], 4, 16).formula == pytest.approx(2 / 26)
@@ -67,6 +68,7 @@ def test_a_formula_stands_only_where_its_condition_holds() -> None:
     assert compute(row("zb_v"), 4, 7).formula is not None
 
 
+@pytest.mark.costly
 def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way() -> None:
     one = memory.predict(row("1f1b"), 4, 16)
     assert one["formula"] == [count * share for count, share in zip((4, 3, 2, 1), one["share"], strict=True)]
@@ -82,6 +84,7 @@ def computed() -> dict[str, Any]:
     return document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
 
 
+@pytest.mark.costly
 def test_tables_figures_and_files(computed: dict[str, Any], tmp_path: Path) -> None:
     content = computed
     write(content, tmp_path)

@@ -20,6 +20,7 @@ from runner.report.write import tables
 JOBS = resolve_sweep(["recipe=rudalle_table5"])
 
 
+@pytest.mark.costly
 def test_the_papers_fifteen_cells_run_and_its_dashes_have_reasons() -> None:
     """CPU Adam at ZeRO 1 would run here; the recipe leaves it out, as the paper does."""
     found = {}

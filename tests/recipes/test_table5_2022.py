@@ -44,6 +44,7 @@ def test_what_is_held_where_the_backward_begins(monkeypatch: pytest.MonkeyPatch)
     assert changes["adam", 3] == pytest.approx(1, abs=0.05), "a second bucket"
 
 
+@pytest.mark.costly
 def test_the_figures_of_the_page() -> None:
     config = resolve(["recipe=rudalle_table5_full", "zero.stage=0"])
     both = predicted(trace_of(config, *example_batch(config.data, 3, config.seed)))

@@ -41,6 +41,7 @@ def test_the_trace_is_of_the_whole_model(trace: Any) -> None:
     assert len([1 for kind, *_ in trace.events if kind == "gradient"]) == len(trace.parameters)
 
 
+@pytest.mark.costly
 def test_reserved_memory_is_the_papers_within_a_tenth_in_the_median_and_a_fifth_at_most(reserved: Any) -> None:
     sizes = sorted(map(abs, errors(reserved, 0, 1e9).values()))
     assert len(sizes) == 15

@@ -20,12 +20,14 @@ from runner.recipes.tensor.stages import Grid, formulas, grid_words, grids
 SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, samples=2)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", [Layout(2), Layout(2, sequence=True)], ids=lambda each: each.name)
 def test_the_formula_is_what_the_plan_counts_operator_by_operator(layout: Layout) -> None:
     config = resolve([*words(SMALL, layout), "hardware=laptop_cpu"])
     assert make_plan(config, profile_model(config)).tensor_bytes_sent == formula_bytes(SMALL, layout)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("grid", grids(), ids=lambda each: each.name)
 def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
     size = replace(SMALL, layers=2, width=16, heads=4, sequence_length=8, vocab_size=12, samples=8)
@@ -35,6 +37,7 @@ def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
     assert plan.gradient_bytes_sent == formulas(size, grid)["replicas"]
 
 
+@pytest.mark.costly
 def test_attention_keeps_its_probabilities_where_it_is_eager() -> None:
     """A number for each pair of tokens and head, instead of one for each token and head: the sum of exponentials."""
     size = replace(SMALL, layers=1, width=16, heads=4, sequence_length=8, samples=3)

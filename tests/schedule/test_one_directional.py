@@ -222,6 +222,7 @@ def _legal(spec: ScheduleSpec, ranks: int, chunks: int, microbatches: int) -> bo
     return legal and spec.microbatches.holds(ranks, microbatches)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("most", [7, pytest.param(10_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_sizes(spec: ScheduleSpec, most: int) -> None:
@@ -269,6 +270,7 @@ def test_recomputation_waits_for_its_forward_and_the_backward_for_it() -> None:
     assert simulate(schedule, Costs()).peak_activations == (1, 1, 1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("ranks", "costs"),
     [(4, Costs()), (5, Costs(F=2, B=5, I=3, W=2, comm=0.5)), (2, Costs(F=1, B=4, I=1, W=3)), (4, Costs(W=0, B=1))],

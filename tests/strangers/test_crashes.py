@@ -50,6 +50,7 @@ class Reads(nn.Module):
         return made
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize(("name", "on_real"), [("copied_batch_norm", False), ("Measured", False), ("Reads", True)])
 def test_the_model_is_profiled(

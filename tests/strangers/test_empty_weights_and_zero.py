@@ -22,6 +22,7 @@ from runner.plan.make import make_plan
 KINDS = ["empty weight", "complex buffer", "empty weight"]
 
 
+@pytest.mark.costly
 def test_zero_trains_beside_an_empty_weight_and_saves_it(tmp_path: Path) -> None:
     shutil.copy(odd_layers.__file__, tmp_path)
     words = [

@@ -63,6 +63,7 @@ def compare(name: str, case: Case) -> str:
     return "" if fake == real or (name in MORE_THAN_REAL and above) else f"{name}: fake {fake}, real {real}"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("family", ZOO)
 def test_fake_tensors_have_the_bytes_of_real_ones(family: str) -> None:
     with warnings.catch_warnings():

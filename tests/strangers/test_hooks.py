@@ -212,6 +212,7 @@ def inside_of_each_other(stage: StageModule, number: int) -> None:
 POLICIES = {"none": None, "layer": layer_by_layer, "stage": all_at_once, "nested": inside_of_each_other}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", [*FORWARDS, *MODULE_HOOKS])
 def test_as_often_as_in_plain_pytorch(kind: str, policy: str) -> None:

@@ -26,6 +26,7 @@ OVERRIDES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("flags", [[], ["-O"], ["-OO"]])
 def test_what_a_sweep_reads(flags: list[str]) -> None:
     """Hydra's parser moves on inside of assertions, which -O leaves out."""
@@ -34,6 +35,7 @@ def test_what_a_sweep_reads(flags: list[str]) -> None:
     assert dict(zip(OVERRIDES, made.stdout.splitlines(), strict=True)) == OVERRIDES
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("level", ["1", "2"])
 @pytest.mark.parametrize("words", [["help", "schedule"], ["schedule", "schedule=zb_h1", "parallelism.pipeline=2"]])
 def test_a_command_says_the_same(level: str, words: list[str]) -> None:
@@ -51,6 +53,7 @@ def test_a_command_says_the_same(level: str, words: list[str]) -> None:
 SCHEDULE = "schedule schedule=1f1b parallelism.pipeline=2"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("line", "status"),
     [

@@ -48,6 +48,7 @@ def refusal(config: RunConfig) -> str:
     return str(caught.value)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", SAID)
 def test_a_refusal_is_one_line_that_says_what_to_return(kind: str) -> None:
     x, y = (each[:8] for each in loss_kinds.data(seed=2).tensors)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:grad and pa
 FOUND = (5099, 5441)  # weights of a class of their own, and sparse gradients
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [*range(FIRST, FIRST + DRAWS), *FOUND])
 def test_a_drawn_model_in_a_drawn_layout(number: int, tmp_path: Path) -> None:
     draw = random.Random(number)

@@ -26,6 +26,7 @@ GROWING = [kind for kind in KEPT if kind.startswith("mask")]
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:grad and param do not obey")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KEPT)
 def test_each_kind_trains_in_two_stages_as_in_plain_pytorch(kind: str) -> None:
     assert_equal(in_stages([kind, kind], 2, 2), in_plain_pytorch([kind, kind]))
@@ -36,6 +37,7 @@ def test_buffers_of_each_kind_change_once_where_layers_run_again(kind: str) -> N
     assert_equal(in_stages([kind, kind], 2, 4, again=True), in_plain_pytorch([kind, kind]))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "kind", [*GROWING, "memory", "expanded buffer", "buffer of a subclass", "saved complex buffer"]
 )
@@ -135,6 +137,7 @@ def test_a_buffer_that_layers_share_and_change_is_not_cut_into_stages() -> None:
     assert apart.shared_buffers == ()
 
 
+@pytest.mark.costly
 def test_sparse_and_overlapping_buffers_are_counted_by_their_memory() -> None:
     plain, sparse, expanded = (
         profile_of([kind], 8).layers[1].weight_bytes for kind in ("counts", "sparse buffer", "expanded buffer")
@@ -148,6 +151,7 @@ def test_sparse_and_overlapping_buffers_are_counted_by_their_memory() -> None:
     assert of_a_command.layers[1].weight_bytes == sparse
 
 
+@pytest.mark.costly
 def test_a_plan_of_a_stranger_s_model_refuses_what_the_run_would() -> None:
     """With the profile that commands make, on fake tensors."""
     with pytest.raises(RequestError) as refused:
@@ -182,6 +186,7 @@ def test_a_buffer_that_a_forward_changes_has_no_copies_in_one_pipeline() -> None
     assert make_plan(resolve(words_of(["sparse buffer"], *words)), profile_of(["sparse buffer"], 2)).fits
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [*GROWING, "memory"])
 def test_a_trace_that_would_leave_a_buffer_out_is_refused_and_leaves_no_trace(kind: str) -> None:
     model = odd_layers.Whole([kind])
@@ -200,6 +205,7 @@ def test_a_trace_that_would_leave_a_buffer_out_is_refused_and_leaves_no_trace(ki
     assert all(after[name] is value for name, value in before.items())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "kind", ["complex buffer", "complex weight", "float64 buffer", "expanded buffer", "empty weight"]
 )

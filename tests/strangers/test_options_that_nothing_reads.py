@@ -131,6 +131,7 @@ def test_a_file_of_ones_own_counts_as_set(tmp_path: Path, monkeypatch: pytest.Mo
     assert others == []
 
 
+@pytest.mark.costly
 def test_the_commands_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
     """In the notes of a plan, and on standard error of the others; a schedule reads but the keys that draw it."""
     assert main(["plan", "model=mlp", "zero.bucket_elements=9", "device=cpu", "--json"]) == 0
@@ -165,6 +166,7 @@ class Later(nn.Module):
 ADAPTED = ["adapter=lora", "adapter.rank=2"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("model", ["attentive", "Later"])
 @pytest.mark.parametrize(
     ("words", "told"),
@@ -191,6 +193,7 @@ def test_every_pattern_matches_something(model: str, words: list[str], told: str
     assert all(line.startswith(told) for line in lines), lines
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "trained", "total", "told"),
     [

@@ -101,6 +101,7 @@ CHANGES: dict[str, tuple[str, Callable[[Project, pytest.MonkeyPatch], object]]] 
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_content_is_another_profile(
     change: str, project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -129,6 +130,7 @@ def test_a_profile_can_be_made_anew(project: Project) -> None:
     assert project.profiled == 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("disturbed", "now", "profiled"), [(0.5, 0.0, 2), (0.5, 0.4, 1), (0.05, 0.0, 1)])
 def test_seconds_of_a_busy_moment_are_measured_again_in_a_quiet_one(
     disturbed: float, now: float, profiled: int, project: Project, monkeypatch: pytest.MonkeyPatch

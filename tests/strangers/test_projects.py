@@ -67,6 +67,7 @@ def plain(project: str, words: list[str]) -> tuple[list[float], dict[str, torch.
     return losses, dict(model.state_dict())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_project_trains_as_its_own_loop(case: str, pipeline: int, tmp_path: Path) -> None:
@@ -97,6 +98,7 @@ def by_microbatches(
     return losses
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_batch_norms_of_a_unet(pipeline: int) -> None:
     """Statistics are those of micro-batches, and running averages follow them in their order."""

@@ -141,6 +141,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("asked", [*SIZES, *LAYOUTS, *OPTIONS], ids=str)
 def test_the_counted_peak_is_the_predicted_one(asked: Asked) -> None:

@@ -154,6 +154,7 @@ def _refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> st
     return capsys.readouterr().err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("words", WRONG)
 def test_both_refuse_it_before_the_model_is_profiled(
     words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_both_refuse_it_before_the_model_is_profiled(
     assert planned.count("\n") == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("words", MEETING)
 def test_both_refuse_what_a_first_batch_shows(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     planned, trained = (_refused(command, words, capsys) for command in ("plan", "train"))
@@ -177,5 +179,6 @@ def test_both_refuse_what_a_first_batch_shows(words: str, capsys: pytest.Capture
     assert planned.splitlines()[-1] == trained.splitlines()[-1]
 
 
+@pytest.mark.costly
 def test_samples_that_no_first_batch_has_do_not_refuse_a_plan() -> None:
     assert main(["plan", *request_with("data.kwargs.validation=true data.kwargs.broken=20")]) == 0

@@ -65,6 +65,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return list(made)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["scripted", "traced", "within another", "function"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

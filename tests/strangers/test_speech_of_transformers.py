@@ -41,6 +41,7 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_whisper_trains(tmp_path: Path, pipeline: int) -> None:
     """From a folder, whose config.json names the architecture; the sinusoids are frozen, as its constructor does."""

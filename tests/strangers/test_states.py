@@ -200,6 +200,7 @@ def samples() -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(*batches(0, 8)[0])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"Switches"}))
 def test_layers_that_would_change_their_state_twice_are_refused(kind: str) -> None:
     refused = [] if kind in {*IN_BUFFERS, "Replaces"} else ["activation_checkpoint.name"]

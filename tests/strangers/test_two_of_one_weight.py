@@ -98,6 +98,7 @@ def check(
         torch.testing.assert_close(found[1][name], value, rtol=2e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_both_are_trained_and_saved(tmp_path: Path, pipeline: int) -> None:
     """As from_pretrained opens the folder; what is exported opens as the same model again."""
@@ -144,6 +145,7 @@ def _after_one(folder: Path) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_one_of_four_that_are_tied(tmp_path: Path, pipeline: int) -> None:
     """T5 ties two tables and the head to a third; the folder's head differs, and the tables stay tied."""
@@ -155,6 +157,7 @@ def test_one_of_four_that_are_tied(tmp_path: Path, pipeline: int) -> None:
     check(found, plain(model, pair=True), model.state_dict())
 
 
+@pytest.mark.costly
 def test_an_adapter_beside_an_own_head(tmp_path: Path) -> None:
     """The frozen weights stay those of the files, in each layout."""
     folder = llama(tmp_path)

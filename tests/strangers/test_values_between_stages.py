@@ -116,6 +116,7 @@ def assert_equal_or_refused(draw: Draw) -> str:
     return "equal"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", CARRIED)
 def test_each_kind_crosses_with_its_type(kind: str) -> None:
     """The layers check the types of what they get."""
@@ -144,6 +145,7 @@ def test_what_cannot_cross_is_named(kind: str) -> None:
         flatten(boundary_values.build([kind])[0](torch.randn(4, boundary_values.WIDTH)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["set", "changed in shared memory"])
 def test_it_is_refused_before_the_first_step(kind: str) -> None:
     told = assert_equal_or_refused(Draw([kind], 2, "1f1b", 2, "none"))
@@ -151,6 +153,7 @@ def test_it_is_refused_before_the_first_step(kind: str) -> None:
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.costly
 def test_a_plan_says_that_its_bytes_are_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = Draw(["rows by values"], 2, "1f1b", 2, "none")
     config = resolve([word for word in draw.words if not word.startswith("hardware=")])
@@ -177,6 +180,7 @@ def drawn(number: int) -> Draw:
     return Draw(kinds, pipeline, chosen.choice(schedules), microbatches, chosen.choice(POLICIES), number)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", random.Random(os.environ.get("RUNNER_DRAWS_SEED", "5")).sample(range(10**6), DRAWS))
 def test_draws(number: int) -> None:
     draw = drawn(number)

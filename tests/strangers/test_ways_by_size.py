@@ -96,6 +96,7 @@ def request(model: str, argument: str, which: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("own", ["keyword", "positional", "sorted"])
 def test_a_bool_of_a_size_is_decided(own: str) -> None:
     """As one process decides it, in two stages, for other lengths than the traced one, too."""
@@ -105,6 +106,7 @@ def test_a_bool_of_a_size_is_decided(own: str) -> None:
     assert losses == pytest.approx(expected, rel=2e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "good", "bad", "told"),
     [("longer", "679", "64", "a size between 5 and inf alone, got 4"), ("even", "648", "67", "x.size()[1] % 2")],

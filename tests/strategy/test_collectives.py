@@ -96,6 +96,7 @@ def test_anything_else_is_refused(value: object) -> None:
         packed(value)
 
 
+@pytest.mark.costly
 def test_no_message_between_ranks_is_a_pickle() -> None:
     """No code of the runner calls torch's collectives of objects, or pickle but for itself and its child."""
     at_home = {"apart.py", "walk.py"}  # between this process and its fork, and within this process

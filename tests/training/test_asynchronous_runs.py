@@ -30,6 +30,7 @@ VERIFIED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("asked", VERIFIED, ids=lambda asked: asked[0])
 def test_verify_finds_it_equal_to_the_plain_loop(tmp_path: Path, asked: tuple[str, ...]) -> None:
     directory = make_directory(tmp_path / "project")
@@ -40,6 +41,7 @@ def test_verify_finds_it_equal_to_the_plain_loop(tmp_path: Path, asked: tuple[st
     assert (found["equal"], found["bitwise"]) == (True, True)
 
 
+@pytest.mark.costly
 def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path) -> None:
     """Validations and checkpoints in parts drain the pipeline: no bit of the losses and weights moves."""
     directory = make_directory(tmp_path / "project")
@@ -55,6 +57,7 @@ def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path) -> None:
         assert torch.equal(again[name], value)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "asked", [layout("avgpipe", 2, 4, *SGD), layout("pipemare", 3, 1, *PIPEMARE)], ids=lambda asked: asked[0]
 )
@@ -68,6 +71,7 @@ def test_a_resumed_run_is_the_one_that_went_on(tmp_path: Path, asked: tuple[str,
     assert [name for name, value in weights.items() if not torch.equal(again[name], value)] == []
 
 
+@pytest.mark.costly
 def test_a_synchronous_parameter_server_is_data_parallelism(tmp_path: Path) -> None:
     sgd = ("optimizer=sgd", "lr_scheduler=linear")
     _, served = thread_runs.result(tmp_path, "parallelism=parameter_server", "schedule.wave=1", *sgd, run="served")
@@ -77,6 +81,7 @@ def test_a_synchronous_parameter_server_is_data_parallelism(tmp_path: Path) -> N
         torch.testing.assert_close(served[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("command", "more", "line"),
     [

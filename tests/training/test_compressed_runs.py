@@ -23,6 +23,7 @@ def planned(*overrides: str) -> RunPlan:
     return make_plan(config, profile_model(config))
 
 
+@pytest.mark.costly
 def test_a_plan_predicts_what_is_sent_kept_and_how_long_it_takes() -> None:
     slow = (*LAYOUT, "hardware=laptop_cpu", "hardware.link_bytes_per_second=1e6")
     plain, sparse = planned(*slow), planned(*slow, "compression=topk", "compression.density=0.05")
@@ -35,6 +36,7 @@ def test_a_plan_predicts_what_is_sent_kept_and_how_long_it_takes() -> None:
     assert max(sparse.peak_memory_bytes) > max(plain.peak_memory_bytes)
 
 
+@pytest.mark.costly
 def test_twins_and_one_replica_are_predicted_too() -> None:
     layout = ("parallelism.pipeline=2", "schedule.microbatches=4")
     assert planned(*layout, "schedule=1f1b").gradient_bytes_sent == 0
@@ -42,6 +44,7 @@ def test_twins_and_one_replica_are_predicted_too() -> None:
     assert twins.to_json()["bytes_moved"]["weight_gradients"] == 2 * 4 * twins.profile.num_parameters
 
 
+@pytest.mark.costly
 def test_a_run_sends_what_was_predicted_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
     asked = (*LAYOUT, "compression=powersgd", "compression.rank=1", "checkpoint.every=2", "checkpoint.keep=5")
     found, whole = thread_runs.result(tmp_path, *asked, run="whole")

@@ -23,6 +23,7 @@ def trained(directory: Path, run: str, *words: str) -> tuple[dict[str, Any], dic
     return thread_runs.result(directory, SAMPLES, *words, run=run, words=WORDS)
 
 
+@pytest.mark.costly
 def test_epochs_are_the_steps_that_they_take(tmp_path: Path) -> None:
     words = ("lr_scheduler=cosine", "data.shuffle=true")
     made, weights = trained(tmp_path, "epochs", "trainer.max_epochs=2", *words)
@@ -32,6 +33,7 @@ def test_epochs_are_the_steps_that_they_take(tmp_path: Path) -> None:
     assert_same_weights(weights, expected_weights)
 
 
+@pytest.mark.costly
 def test_a_small_last_step_is_left_out(tmp_path: Path) -> None:
     made, weights = trained(tmp_path, "run", "trainer.max_epochs=2", "data.drop_last=true", "parallelism.pipeline=2")
     torch.manual_seed(0)
@@ -45,6 +47,7 @@ def test_a_small_last_step_is_left_out(tmp_path: Path) -> None:
     assert_same_weights(weights, model.state_dict())
 
 
+@pytest.mark.costly
 def test_a_run_goes_on_to_more_epochs(tmp_path: Path) -> None:
     whole, weights = trained(tmp_path, "whole", "trainer.max_epochs=3", "data.shuffle=true")
     trained(tmp_path, "part", "trainer.max_epochs=1", "data.shuffle=true")
@@ -92,6 +95,7 @@ def test_what_cannot_be_is_refused_before_a_directory_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_plan_says_how_many_steps_they_are() -> None:
     status, said = told("plan", *WORDS, SAMPLES, "trainer.max_epochs=3", "data.drop_last=true")
     assert status == 0, said

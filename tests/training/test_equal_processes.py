@@ -18,6 +18,7 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("schedule", "pipeline", "data", "count", "clip_norm", "precision"), LAYOUTS)
 def test_equal(
     tmp_path: Path, schedule: str, pipeline: int, data: int, count: int, clip_norm: float | None, precision: str

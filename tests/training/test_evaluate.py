@@ -101,6 +101,7 @@ def evaluated(directory: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.costly
 def test_every_layout_finds_the_runs_own_last_validation(directory: Path) -> None:
     made = trained(directory, "parallelism.pipeline=2", "schedule=zb_h1")
     tests = {evaluated(directory, *words)["test_loss"] for words in LAYOUTS.values()}
@@ -122,6 +123,7 @@ def plain(weights: dict[str, torch.Tensor], chosen: slice) -> tuple[torch.Tensor
         return model.eval()(inputs), targets
 
 
+@pytest.mark.costly
 def test_predictions_are_a_plain_forward_of_the_exported_weights(directory: Path) -> None:
     trained(directory, "parallelism.pipeline=2")
     done = command(directory, "export", "run", "model.safetensors")
@@ -140,6 +142,7 @@ def test_predictions_are_a_plain_forward_of_the_exported_weights(directory: Path
     assert found["test_accuracy"] == pytest.approx(float((output.argmax(-1) == targets).double().mean()), abs=1e-6)
 
 
+@pytest.mark.costly
 def test_the_best_checkpoint_is_taken_and_named_at_the_end(directory: Path) -> None:
     """A rate so high that the loss rises: the first checkpoint is the best."""
     words = ("optimizer.lr=3", "checkpoint=best", "checkpoint.every=2", "parallelism.data=2", *RUN)
@@ -154,11 +157,13 @@ def test_the_best_checkpoint_is_taken_and_named_at_the_end(directory: Path) -> N
     assert evaluated(directory, "--best")["val_loss"] == values[2]
 
 
+@pytest.mark.costly
 def test_how_it_was_trained_does_not_matter(directory: Path) -> None:
     made = trained(directory, "checkpoint=asynchronous", "precision=bf16_master")
     assert evaluated(directory, "parallelism=single")["val_loss"] == pytest.approx(made["val_loss"][-1][1], abs=1e-6)
 
 
+@pytest.mark.costly
 def test_a_lightning_module_is_evaluated_by_its_own_steps_or_its_layers(directory: Path) -> None:
     made = trained(directory, "model.target=own:Whole", "loss=auto", "optimizer=auto", "data.target=sets:module")
     alone, pipeline = evaluated(directory), evaluated(directory, "parallelism.pipeline=2")
@@ -175,6 +180,7 @@ def test_a_lightning_module_is_evaluated_by_its_own_steps_or_its_layers(director
         np.testing.assert_allclose(outputs[0], other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "line"),
     [

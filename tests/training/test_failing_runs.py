@@ -12,6 +12,7 @@ PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=unif
 LATE = "trainer.max_steps=8"  # the layer breaks in its 31st forward, which is the third of step 8
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -34,6 +35,7 @@ def test_wrong_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrid
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, "model.target=mine:breaking", "model.kwargs.what=raises", LATE)
     assert done.returncode == 1
@@ -46,6 +48,7 @@ def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     assert made["steps"] == len(made["loss"]) == 7
 
 
+@pytest.mark.costly
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tmp_path: Path) -> None:
     broken = ("model.target=mine:breaking", "model.kwargs.what=infinite", LATE)
     done = train(make_directory(tmp_path), *PIPELINE, *broken)
@@ -57,6 +60,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tm
     assert len(made["loss"]) == 7
 
 
+@pytest.mark.costly
 def test_a_dataset_that_raises(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, "data.target=mine:Raising", "trainer.max_steps=8")
     assert done.returncode == 1

@@ -17,6 +17,7 @@ BASE = (
 )  # fmt: skip
 
 
+@pytest.mark.costly
 def test_the_steps_are_read_from_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``run_dir=null`` and another working directory the record once had no steps and no losses."""
     run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"

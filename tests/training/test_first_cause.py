@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import os
@@ -71,6 +73,7 @@ def start(directory: Path, *words: str, breaks: bool, where: int) -> subprocess.
     )
 
 
+@pytest.mark.costly
 def test_the_first_cause_is_the_last_line(tmp_path: Path) -> None:
     where = 1
     done = start(tmp_path, breaks=True, where=where)

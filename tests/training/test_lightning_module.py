@@ -88,6 +88,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("count", "epochs"), [(1, True), (3, False)])
 def test_its_own_step_and_optimizer_are_the_plain_loops(tmp_path: Path, count: int, epochs: bool) -> None:
     overrides = (f"schedule.microbatches={count}", f"model.kwargs.epochs={str(epochs).lower()}")
@@ -97,6 +98,7 @@ def test_its_own_step_and_optimizer_are_the_plain_loops(tmp_path: Path, count: i
     assert_same_weights(weights, state)
 
 
+@pytest.mark.costly
 def test_it_is_what_a_plain_trainer_makes_of_it(tmp_path: Path) -> None:
     """Losses, weights, validation and metrics to rounding: Lightning divides before the backward."""
     torch.manual_seed(0)
@@ -121,6 +123,7 @@ def test_it_is_what_a_plain_trainer_makes_of_it(tmp_path: Path) -> None:
     assert made["val_loss"][0] == [3, pytest.approx(expected["2", "val_loss"], rel=1e-6)]
 
 
+@pytest.mark.costly
 def test_hooks_are_called_and_micro_batches_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[user_lightning.Whole] = []
 
@@ -133,6 +136,7 @@ def test_hooks_are_called_and_micro_batches_are_numbered(tmp_path: Path, monkeyp
     assert called[-12:] == [0, 1, "end", 2, 3, "end", 4, 5, "end", 0, 1, "end"], "as with accumulate_grad_batches=2"
 
 
+@pytest.mark.costly
 def test_a_resumed_run_is_the_whole_one(tmp_path: Path) -> None:
     """Its scheduler, its groups' rates and dropout too."""
     overrides = ("schedule.microbatches=2", "model.kwargs.dropout=0.5", "checkpoint.every=4", "checkpoint.keep=9")
@@ -144,6 +148,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path: Path) -> None:
     assert_same_weights(again, weights)
 
 
+@pytest.mark.costly
 def test_bf16_autocast_reaches_its_step(tmp_path: Path) -> None:
     made, _ = run(tmp_path / "run", "precision=bf16_mixed", "trainer.max_steps=2")
     plain, _ = run(tmp_path / "plain", "trainer.max_steps=2")
@@ -151,6 +156,7 @@ def test_bf16_autocast_reaches_its_step(tmp_path: Path) -> None:
     assert made["loss"] == pytest.approx(plain["loss"], rel=2e-2)
 
 
+@pytest.mark.costly
 def test_its_optimizers_states_are_in_the_prediction(tmp_path: Path) -> None:
     momentum = prepare(resolve([*BASE, f"run_dir={tmp_path / 'a'}"])).to_json()["parts"][0]
     none = prepare(resolve([*BASE, "model.target=user_lightning:Bare", f"run_dir={tmp_path / 'b'}"])).to_json()
@@ -178,6 +184,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("overrides", "told"), REFUSED)
 def test_what_it_cannot_have_is_refused(
     overrides: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -191,6 +198,7 @@ def test_what_it_cannot_have_is_refused(
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["data", "pipeline"])
 def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
     """Replicas by its training step, a pipeline by its layers and loss; its optimizer in both."""

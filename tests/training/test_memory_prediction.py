@@ -20,6 +20,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 def test_counted_peaks_are_the_predicted_ones(tmp_path: Path, case: str) -> None:
     words = ("parallelism.pipeline=2", "trainer.max_steps=3", "device=cpu", *CASES[case])

@@ -52,6 +52,7 @@ def expected(weights: dict[str, torch.Tensor]) -> dict[str, float]:
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, *list(LAYOUTS)[::2]))
 def test_every_layout_gives_what_one_process_gives(directory: Path, layout: str) -> None:
     """Also where the last micro-batch is small, and where a replica gets no sample of the last batch."""
@@ -67,6 +68,7 @@ def test_every_layout_gives_what_one_process_gives(directory: Path, layout: str)
         assert [float(row[name]) for row in rows] == pytest.approx([value for _, value in made[name]], abs=1e-6)
 
 
+@pytest.mark.costly
 def test_they_are_told_while_it_runs_and_at_the_end(directory: Path) -> None:
     done = train(directory, *METRICS, "trainer.val_every=2")
     made = record(directory / "run")
@@ -77,6 +79,7 @@ def test_they_are_told_while_it_runs_and_at_the_end(directory: Path) -> None:
     assert f"val_accuracy {dict(made['val_accuracy'])[best]:.4f}" in done.stdout
 
 
+@pytest.mark.costly
 def test_a_resumed_run_keeps_those_of_before(directory: Path) -> None:
     whole, _ = result(directory, *METRICS, "trainer.val_every=1", run="whole")
     result(directory, *METRICS, "trainer.val_every=1", "trainer.max_steps=2")
@@ -87,6 +90,7 @@ def test_a_resumed_run_keeps_those_of_before(directory: Path) -> None:
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -141,6 +145,7 @@ def own(directory: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, st
     return record(directory / "run"), rows, done.stderr
 
 
+@pytest.mark.costly
 def test_what_two_replicas_of_a_module_log_is_the_whole_runs(directory: Path) -> None:
     """The second replica has no sample of the set's last batch, and so logs nothing there."""
     alone, rows, _ = own(directory, *METRICS, "run_dir=run")
@@ -153,6 +158,7 @@ def test_what_two_replicas_of_a_module_log_is_the_whole_runs(directory: Path) ->
     assert float(rows[-1]["accuracy"]) == pytest.approx(alone["val_accuracy"][-1][1], abs=1e-6)
 
 
+@pytest.mark.costly
 def test_a_pipeline_names_what_a_module_would_have_logged(directory: Path) -> None:
     alone, _, silent = own(directory, *METRICS)
     assert "is not called" not in silent

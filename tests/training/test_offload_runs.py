@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from lightning_runs import fit, weights_of
 from user_project import assert_same_weights, plain_result
 
@@ -23,6 +24,7 @@ def planned(*overrides: str) -> RunPlan:
     return make_plan(config, profile_model(config))
 
 
+@pytest.mark.costly
 def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
     layout = ("parallelism.pipeline=2", "schedule.microbatches=4", "data.batch_size=1024", "model.kwargs.layers=16")
     kept, moved = planned(*layout), planned(*layout, OFFLOAD)
@@ -35,6 +37,7 @@ def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
     assert any("this machine's memory, which no limit counts" in line for line in moved.advice)
 
 
+@pytest.mark.costly
 def test_a_slower_link_makes_a_step_longer_by_at_most_its_copies() -> None:
     layout = ("parallelism.pipeline=2", "schedule.microbatches=4")
     free = planned(*layout, OFFLOAD)

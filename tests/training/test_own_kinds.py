@@ -99,6 +99,7 @@ def told(directory: Path, *overrides: str) -> list[Problem]:
     return rules(config)
 
 
+@pytest.mark.costly
 def test_a_users_function_trains_as_a_plain_loop_by_the_command(project: Path) -> None:
     found, weights = result_of_command(project, "optimizer=simple", "optimizer.lr=0.0078125")
     losses, expected = plain_result(optimizer=Plain)
@@ -107,6 +108,7 @@ def test_a_users_function_trains_as_a_plain_loop_by_the_command(project: Path) -
     assert_same_weights(weights, expected)
 
 
+@pytest.mark.costly
 def test_a_users_optimizer_trains_in_two_stages_and_goes_on(project: Path) -> None:
     several = ("optimizer=mine", "parallelism.pipeline=2", "schedule.microbatches=2", "checkpoint.every=2")
     found, whole = result(project, *several, "checkpoint.keep=5", run="whole")
@@ -161,6 +163,7 @@ def test_verify_says_why_it_cannot_compare(project: Path) -> None:
     assert "compression = halves: must be none here. One process sums whole gradients" in said
 
 
+@pytest.mark.costly
 def test_a_users_compressor_trains_on_two_replicas_and_goes_on(project: Path) -> None:
     """Its leftover is in the checkpoints, and its bytes are in the record."""
     common = ("parallelism.data=2", "checkpoint.every=2", "checkpoint.keep=5", "optimizer=sgd", "optimizer.lr=0.125")

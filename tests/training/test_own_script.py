@@ -52,6 +52,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
     return losses, model.state_dict(), averages, rates
 
 
+@pytest.mark.costly
 def test_fit_validate_test_and_predict(tmp_path: Path) -> None:
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}

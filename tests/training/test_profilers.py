@@ -23,6 +23,7 @@ def test_nvtx_ranges_without_a_gpu_are_refused_before_anything_is_written(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.costly
 def test_python_functions_are_profiled_on_every_rank(tmp_path: Path) -> None:
     directory = make_directory(tmp_path / "project")
     done = train(directory, "profiler=cprofile", "parallelism.pipeline=2", "checkpoint=none")

@@ -76,6 +76,7 @@ def assert_ends(directory: Path, said: str, *overrides: str) -> str:
     return done.stderr
 
 
+@pytest.mark.costly
 def test_a_random_split_gives_a_pipeline_the_targets_of_its_inputs(directory: Path) -> None:
     expected = result(directory, "one", *ONE, "trainer.max_steps=60")
     assert_same(result(directory, "two", *PIPELINE, "trainer.max_steps=60"), expected)
@@ -93,12 +94,14 @@ RANDOM = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("what", RANDOM)
 def test_what_a_pipeline_draws_is_what_one_process_draws(directory: Path, what: str) -> None:
     expected = result(directory, "one", *ONE, *(each for each in RANDOM[what] if "activation" not in each))
     assert_same(result(directory, "two", *PIPELINE, *RANDOM[what]), expected)
 
 
+@pytest.mark.costly
 def test_replicas_of_an_optimizer_that_draws_stay_equal(directory: Path) -> None:
     noise = ("optimizer=custom", "optimizer.target=mine:langevin", "schedule.twin_check_every=1")
     assert_close(result(directory, "two", *REPLICAS, *noise), result(directory, "one", *ONE, *noise))
@@ -109,6 +112,7 @@ def test_a_dataset_with_a_generator_of_its_own_ends_a_pipeline(directory: Path) 
     assert SEED_IT in assert_ends(directory, said, *PIPELINE, "data.target=mine:OwnGenerator")
 
 
+@pytest.mark.costly
 def test_a_generator_that_draws_now_and_then_is_found_in_the_steps(directory: Path) -> None:
     """The few samples that are compared before the first step are no drawn ones."""
     said = "rank 1 loaded other samples than rank 0, so that inputs would meet other samples' targets"
@@ -116,11 +120,13 @@ def test_a_generator_that_draws_now_and_then_is_found_in_the_steps(directory: Pa
     assert SEED_IT in assert_ends(directory, said, *PIPELINE, *rare)
 
 
+@pytest.mark.costly
 def test_replicas_whose_data_is_in_other_orders_end(directory: Path) -> None:
     """Each would train on some samples twice and on others never."""
     assert_ends(directory, "is not the same on ranks 0 and 1", *REPLICAS, "data.target=mine:OwnOrder")
 
 
+@pytest.mark.costly
 def test_replicas_that_start_with_other_weights_end(directory: Path) -> None:
     said = (
         "before the first step: the copies of 2.weight on ranks 0 and 1 differ: the model function must make the same"
@@ -128,6 +134,7 @@ def test_replicas_that_start_with_other_weights_end(directory: Path) -> None:
     assert SEED_IT in assert_ends(directory, said, *REPLICAS, "model.target=mine:own_model")
 
 
+@pytest.mark.costly
 def test_a_resumed_run_draws_what_the_unbroken_one_draws(directory: Path) -> None:
     drawn = ("data.target=mine:Augmented", "data.collate=mine:mixed", "loss.target=mine:noisy_loss")
     layout = (*PIPELINE, *drawn, "data.workers=2", "checkpoint.every=7")
@@ -136,6 +143,7 @@ def test_a_resumed_run_draws_what_the_unbroken_one_draws(directory: Path) -> Non
     assert_same(result(directory, "part", *layout, "resume=auto"), expected)
 
 
+@pytest.mark.costly
 def test_verify_draws_what_the_layout_draws(directory: Path) -> None:
     drawn = ("data.target=mine:Augmented", "data.collate=mine:mixed", "loss.target=mine:noisy_loss")
     command = [sys.executable, "-m", "runner", "verify", *REQUEST, *PIPELINE, *drawn, "--steps", "3"]

@@ -15,6 +15,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.costly
 def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path: Path) -> None:
     """Two validations: after step 3, and after the last, which 3 does not divide."""
     directory = make_directory(tmp_path)

@@ -60,6 +60,7 @@ def _steps(made: Any) -> list[StepBatch]:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("what", ["inputs", "targets"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_and_the_last_sample_of_each_step_are_compared(what: str, workers: int) -> None:

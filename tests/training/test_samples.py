@@ -40,6 +40,7 @@ def written_by_one(weights: dict[str, torch.Tensor], prompt: list[int]) -> list[
     return made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", [("parallelism.pipeline=2", "schedule.microbatches=2"), ("parallelism.data=2",)])
 def test_samples_are_those_of_the_whole_model(tmp_path: Path, layout: tuple[str, ...]) -> None:
     record, weights = thread_runs.result(tmp_path, *layout, words=WORDS)

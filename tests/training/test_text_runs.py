@@ -120,6 +120,7 @@ def request(tmp_path: Path, folder: Path, layout: str) -> list[str]:
     return [*words, "data.kwargs.length=48", f"data.kwargs.layout={layout}", "data.batch_size=4"]
 
 
+@pytest.mark.costly
 def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> None:
     """Traced layers, one after the other, as the stages of a pipeline run them."""
     inputs, targets = collate([rows(tmp_path, folder, "packed")[number] for number in range(2)])

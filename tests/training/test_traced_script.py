@@ -22,6 +22,7 @@ from runner.errors import Problem, RequestError
 HERE = Path(__file__).parent
 
 
+@pytest.mark.costly
 def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}

@@ -61,6 +61,7 @@ def plain(
     return losses, made.state_dict()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "layout"), [("map", "pipeline3"), ("iterable", "data2")])
 def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path: Path, kind: str, layout: str) -> None:
     words = (*POINTS[kind], *PIPELINES[layout], "schedule.microbatches=3", f"trainer.max_steps={STEPS}")
@@ -74,6 +75,7 @@ def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path: Path, kind: str, l
     assert_same_weights(weights, expected)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "layout"), [("map", "data2"), ("iterable", "pipeline3")])
 def test_lengths_that_change_with_every_batch(tmp_path: Path, kind: str, layout: str) -> None:
     words = (*WORDS, SENTENCES[kind], *PIPELINES[layout], "schedule.microbatches=3", f"trainer.max_steps={STEPS}")
@@ -85,6 +87,7 @@ def test_lengths_that_change_with_every_batch(tmp_path: Path, kind: str, layout:
     assert_same_weights(weights, expected)
 
 
+@pytest.mark.costly
 def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path: Path) -> None:
     common = ("parallelism.pipeline=3", "schedule.microbatches=3", "trainer.val_every=2")
     passing, _ = result(tmp_path, *POINTS["iterable"], *common, run="iterable")
@@ -93,6 +96,7 @@ def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path: Path) -> No
     assert [step for step, _ in passing["val_loss"]] == [2, 4]
 
 
+@pytest.mark.costly
 def test_an_iterable_run_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     """By the command, because loaders have processes."""
     directory = make_directory(tmp_path)

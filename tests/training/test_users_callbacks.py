@@ -30,6 +30,7 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, "both", "asynchronous"))
 def test_early_stopping_ends_all_ranks_at_one_step(directory: Path, layout: str) -> None:
     """The first validation is the best one; two more without a better one are the patience."""
@@ -41,6 +42,7 @@ def test_early_stopping_ends_all_ranks_at_one_step(directory: Path, layout: str)
     assert [each.name for each in (directory / "run" / "checkpoints").iterdir()] == ["step-3.ckpt"]
 
 
+@pytest.mark.costly
 def test_its_patience_goes_on_in_a_resumed_run(directory: Path) -> None:
     assert train(directory, *STOPPING, "trainer.max_steps=2").returncode == 0
     done = train(directory, *STOPPING, "resume=auto", "parallelism.pipeline=2")
@@ -48,6 +50,7 @@ def test_its_patience_goes_on_in_a_resumed_run(directory: Path) -> None:
     assert record(directory / "run")["steps"] == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("layout", "last"), [("single", 3), ("both", 3), ("asynchronous", 4)])
 def test_what_one_rank_asks_within_training_ends_all_a_step_later(directory: Path, layout: str, last: int) -> None:
     """Where windows overlap, the next step has begun already."""
@@ -57,6 +60,7 @@ def test_what_one_rank_asks_within_training_ends_all_a_step_later(directory: Pat
     assert (record(directory / "run")["status"], record(directory / "run")["steps"]) == ("ok", last)
 
 
+@pytest.mark.costly
 def test_every_rank_has_what_callbacks_monitor(directory: Path) -> None:
     words = ("callbacks.seen.target=mine_too:Seen", "metrics.constant=mine_too:constant")
     done = train(directory, *words, *LAYOUTS["both"])
@@ -65,6 +69,7 @@ def test_every_rank_has_what_callbacks_monitor(directory: Path) -> None:
         assert {"loss", "val_loss", "val_constant"} <= {*(directory / f"seen_{rank}.txt").read_text().split()}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "told"),
     [

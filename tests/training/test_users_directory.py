@@ -26,6 +26,7 @@ def test_nothing_of_the_runner_is_imported() -> None:
     assert not re.search(r"^\s*(from|import) runner", text, re.MULTILINE)
 
 
+@pytest.mark.costly
 def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path) -> None:
     """Micro-batches as asked for, samples in the plain order; the weights load into the user's module."""
     losses, state = plain_result(user_code.Listed, count=4)
@@ -37,6 +38,7 @@ def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path
     user_code.Listed().load_state_dict(weights, strict=True)
 
 
+@pytest.mark.costly
 def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path: Path) -> None:
     """Weights are seeded by layer and samples by epoch: neither depends on the layout."""
     overrides = ("model.target=user_code:Lazy", "data.shuffle=true", "schedule.microbatches=2")
@@ -49,6 +51,7 @@ def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path: Path
     assert unshuffled["loss"] != one["loss"]
 
 
+@pytest.mark.costly
 def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     overrides = ("model.kwargs.dropout=0.5", "model.kwargs.inplace=true", "schedule.microbatches=2")
     (one, weights), (two, same) = (
@@ -61,6 +64,7 @@ def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     assert one["loss"] != plain_result(count=2)[0], "dropout was on"
 
 
+@pytest.mark.costly
 def test_sums_with_weights_own_options_and_a_data_module(tmp_path: Path) -> None:
     """By the command, in a directory of the user's own."""
     directory = make_directory(tmp_path)
@@ -79,6 +83,7 @@ def test_sums_with_weights_own_options_and_a_data_module(tmp_path: Path) -> None
     assert len(made["val_loss"]) == 1
 
 
+@pytest.mark.costly
 def test_a_last_step_with_fewer_samples_than_replicas(tmp_path: Path) -> None:
     """17 samples: the third step has one, and the second replica none of it."""
     made, weights = result(tmp_path, "data.kwargs.samples=17", "parallelism.data=2", "schedule.microbatches=2")
@@ -87,6 +92,7 @@ def test_a_last_step_with_fewer_samples_than_replicas(tmp_path: Path) -> None:
     assert_same_weights(weights, state)
 
 
+@pytest.mark.costly
 def test_layers_of_two_stages_may_share_a_weight(tmp_path: Path) -> None:
     cut = ("parallelism.pipeline=2", "partition=manual", "partition.boundaries=[5]")
     losses = []

@@ -24,6 +24,7 @@ from runner.training.watchdog import Watchdog
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 
 
+@pytest.mark.costly
 def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     times = ("launcher.watchdog_seconds=10", "launcher.step_timeout_seconds=20", "trainer.max_steps=60")
@@ -124,6 +125,7 @@ def test_a_rank_that_stays_so_is_ended_with_the_reason_in_the_record(
     assert str(found.reason).startswith(f"no progress for 0 s: {silent}; rank 0 in step 1, last at 0F0")
 
 
+@pytest.mark.costly
 def test_out_of_memory_is_answered_with_what_needs_less() -> None:
     config = resolve(["model=gpt", "data.batch_size=16"])
     told = smaller(config, make_plan(config, profile_model(config)))

@@ -66,6 +66,7 @@ def problems(overrides: list[str] | tuple[str, ...]) -> list[Problem]:
     return rules(resolve([*BASE, *overrides]))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("overrides", "path", "source"), REFUSED)
 def test_refused_with_its_source(overrides: list[str], path: str, source: str) -> None:
     found = [problem for problem in problems(overrides) if problem.path == path]
@@ -74,6 +75,7 @@ def test_refused_with_its_source(overrides: list[str], path: str, source: str) -
     assert found[0].fix
 
 
+@pytest.mark.costly
 def test_every_row_has_a_request_that_breaks_it() -> None:
     """A row that nothing breaks would be a rule about nothing."""
     broken = set()
@@ -120,6 +122,7 @@ def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path: Path
         assert "create_gradient_handling_hooks" in problem.why
 
 
+@pytest.mark.costly
 def test_a_stage_that_trains_nothing_is_refused() -> None:
     asked = ["model=mlp", "parallelism.data=2", "parallelism.pipeline=2", "schedule.microbatches=4"]
     asked += ["partition=manual", "partition.boundaries=[4]", "trainer.freeze=[0.*,1.*,2.*,3.*]"]

@@ -45,6 +45,7 @@ def assert_one_process(found: Result, losses: list[float], state: dict[str, torc
         torch.testing.assert_close(found.weights[name], weight, atol=5e-6, rtol=5e-6, msg=f"{found.run_dir}: {name}")
 
 
+@pytest.mark.costly
 def test_one_run_goes_through_all_layouts(tmp_path: Path) -> None:
     """One step in each, the last of them in the first one again: every layout is left and gone on with.
 

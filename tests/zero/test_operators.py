@@ -49,6 +49,7 @@ def test_a_drive_needs_async_io_and_nothing_else_needs_any(overrides: list[str],
     assert needed_operators(settings) == expected
 
 
+@pytest.mark.costly
 def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")

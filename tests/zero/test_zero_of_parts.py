@@ -69,6 +69,7 @@ def plain(found: dict[str, Result]) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [*RUNS, *STAGES])
 def test_a_run_gives_what_one_process_gives(
     name: str, found: dict[str, Result], plain: tuple[list[float], dict[str, Tensor]]

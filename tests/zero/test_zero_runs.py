@@ -141,6 +141,7 @@ def assert_same(one: Result, other: Result) -> None:
     assert [key for key in other.weights if not torch.equal(one.weights[key], other.weights[key])] == []
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(900)
 def test_every_stage_is_the_plain_loop_and_offload_changes_no_bit(found: dict[str, Result]) -> None:
     losses, state = expected(0.05)
@@ -234,6 +235,7 @@ def predicted(overrides: Sequence[str]) -> tuple[int, int]:
     return held.device + held.host, held.device + held.host + gradients
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", BYTES)
 def test_live_and_moved_bytes_are_the_predicted_ones(found: dict[str, Result], name: str) -> None:
     between, arrived = predicted(BYTES[name])

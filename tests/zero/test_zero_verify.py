@@ -6,10 +6,12 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import warm
 from user_project import environment
 
 
+@pytest.mark.costly
 def test_it_equals_one_process(tmp_path: Path) -> None:
     words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json"]
     command = [sys.executable, "-m", "runner", "verify", *words, "zero.stage=3", "parallelism.data=2"]

@@ -61,6 +61,7 @@ def test_split_points_by_name() -> None:
     assert torch.equal(run(layers, ids), model(ids)), "one sample, and another length than the traced one"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("point", "said"),
     [

@@ -62,6 +62,7 @@ def planned(
     return profile, partition, solve(profile, partition, POLICIES[policy])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "policy", "precision"),
     [
@@ -86,6 +87,7 @@ def test_recomputed_segments_give_the_same_bits(name: str, policy: str, precisio
     assert [n for n in kept[1] if not torch.equal(again[1][n], kept[1][n])] == [], "buffers too: updated once"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("stage", "policy"), [(0, "none"), (1, "full"), (2, "none")])
 def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(stage: int, policy: str) -> None:
     case = ZOO["tied_gpt"]
@@ -166,6 +168,7 @@ PEAKS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "policy", "schedule"), PEAKS)
 def test_the_measured_peak_of_traced_models_is_the_predicted_one(name: str, policy: str, schedule: str) -> None:
     case, pipeline, count, batch = ZOO[name], 2, 4, 32

@@ -167,6 +167,7 @@ def check(
     assert found_validation == pytest.approx(expected_validation, rel=loss_tolerance)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("precision", *LAYOUTS), CASES)
 def test_a_pipeline_equals_one_process(precision: str, name: str, schedule: str, pipeline: int) -> None:
     case = ZOO[name]
@@ -174,6 +175,7 @@ def test_a_pipeline_equals_one_process(precision: str, name: str, schedule: str,
     check(case, precision, schedule, pipeline, batches, batch_of(case, 7, 50))
 
 
+@pytest.mark.costly
 def test_batches_and_lengths_that_change() -> None:
     """A last short batch, micro-batches of one sample or none, and another sequence length in every batch."""
     case = ZOO["dropout"]
