@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -17,9 +18,11 @@ from runner.launch.doctor import builds as doctor_builds
 from runner.launch.doctor import collectives
 from runner.launch.doctor import rows as doctor
 from runner.launch.doctor.builds import builds
+from runner.launch.doctor.link_fit import fit_link
 from runner.launch.doctor.rows import PYTHON, VERSIONS, Check, examine
 from runner.optim.operators import BuildError
 from runner.plan.requested_schedule import resolve_request
+from runner.plan.values import Link
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE = {"shared memory", "ports", "submitit", "mpirun"}
@@ -98,24 +101,49 @@ def test_collectives_are_right_timed_and_kept_for_plans(
     assert plain.hardware.link_bytes_per_second is None
     assert main(["doctor", "--collectives", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
-    assert {"all_reduce", "all_gather", "broadcast", "send and receive", "link"} == rows.keys()
+    assert {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send and receive", "link"} == rows.keys()
     assert all(row["status"] == "ok" for row in rows.values())
+    assert all("over 12 sizes" in row["found"] for row in rows.values())
     kept = json.loads(links_file().read_text(encoding="utf-8"))
     found = resolve_request(["model=mlp"])
     assert found.hardware.link_bytes_per_second == kept["bytes_per_second"] > 0
-    assert found.hardware.link_latency_seconds == kept["latency_seconds"] > 0
+    assert found.hardware.link_latency_seconds == kept["latency_seconds"] >= 0
+    assert {len(kept["sizes"])} == {len(each) for each in kept["seconds"].values()} == {12}
+    (typed,) = shlex.split(rows["link"]["fix"])
+    (link,) = resolve_request(["model=mlp", typed]).hardware.links
+    assert link.ranks == "all"
+    assert link.bytes_per_second == pytest.approx(kept["bytes_per_second"], rel=1e-3)
     assert "runner doctor --collectives" in found.hardware.source
     assert fingerprint(found) == fingerprint(plain)
     named = resolve_request(["model=mlp", "hardware.link_bytes_per_second=5"])
     assert (named.hardware.link_bytes_per_second, named.hardware.link_latency_seconds) == (5, 0)
 
 
+def test_a_line_is_fitted_to_what_messages_took() -> None:
+    """Seconds of a known link, of a ring's collective over it, with errors of 5 % in turns, and without a latency."""
+    sizes = [8 << 2 * step for step in range(11)]
+    told = fit_link([(size, 2e-5 + size / 3e9) for size in sizes])
+    assert (told.latency_seconds, told.bytes_per_second) == pytest.approx((2e-5, 3e9))
+    assert (told.holds_from_bytes, told.sizes, told.residual < 1e-9) == (8, 11, True)
+    ring = fit_link([(size, 6 * (2e-5 + size / 4 / 3e9)) for size in sizes], messages=6, share=6 / 4)
+    assert (ring.latency_seconds, ring.bytes_per_second) == pytest.approx((2e-5, 3e9))
+    noisy = fit_link([(size, (2e-5 + size / 3e9) * (1.05 if at % 2 else 0.95)) for at, size in enumerate(sizes)])
+    held_out = [2 * size for size in sizes]
+    line = Link(noisy.latency_seconds, noisy.bytes_per_second)
+    assert all(line.seconds(size) == pytest.approx(2e-5 + size / 3e9, rel=0.1) for size in held_out)
+    assert noisy.residual == pytest.approx(0.05, rel=0.1)
+    late = fit_link([(8, 3e-5), *((size, 2e-5 + size / 3e9) for size in sizes[1:])])
+    assert late.holds_from_bytes is not None
+    assert late.holds_from_bytes > 8
+    assert fit_link([(8, 1.0), (16, 3.0), (32, 9.0)]).latency_seconds == 0.0  # a line would begin below 0
+
+
 def test_a_collective_that_is_wrong_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))
     wrong = {"right": {"all_reduce": False}, "bus_bytes_per_second": {"all_reduce": 1e9}}
-    wrong |= {"latency_seconds": 1e-5, "bytes_per_second": 1e9}
+    wrong |= {"fits": {"send and receive": fit_link([(8, 1.0), (16, 1.1)]).to_json()}}
     monkeypatch.setattr(doctor, "measure_collectives", lambda ranks, device: wrong)
-    row, _ = doctor.collectives("cpu", 2)
+    (row,) = doctor.collectives("cpu", 2)
     assert (row.name, row.ok, row.found) == ("all_reduce", False, "wrong values")
     monkeypatch.setattr(collectives, "start_together", lambda lines, seconds: [(1, "", "a\nRuntimeError: no route")])
     with pytest.raises(RuntimeError, match="no route"):
@@ -129,7 +157,7 @@ import torch.distributed as dist
 gather = dist.all_gather
 def corrupt(parts, own, *args, **kwargs):
     made = gather(parts, own, *args, **kwargs)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == 1 and len(parts[0]) > 3:
         parts[0][3] += 1
     return made
 dist.all_gather = corrupt

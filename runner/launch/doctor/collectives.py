@@ -20,15 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.links import links_file
+from runner.launch.doctor.link_fit import fit_link
 from runner.record import write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["measure_collectives", "start_together"]
+__all__ = ["RING", "measure_collectives", "start_together"]
 
-LARGE_BYTES, SMALL_BYTES = 16 << 20, 8
-_ROUNDS = 8
+SIZES = (*(8 << 2 * step for step in range(11)), 16 << 20)
+"""The sizes in bytes that are timed, from 8 bytes to 16 MiB, each at most four times the one before."""
+
+RING = "send and receive"
+"""Each rank sends to the next one and receives from the one before."""
+_ROUNDS = 15
 _SECONDS = 120
 
 
@@ -60,8 +65,9 @@ def measure_collectives(num_ranks: int, device: str) -> dict[str, Any]:
         device: ``cpu`` (Gloo) or ``cuda`` (NCCL, one device for each rank).
 
     Returns:
-        ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (for 16 MiB), ``latency_seconds`` of a
-        message of 8 bytes, ``bytes_per_second`` of a large message.
+        ``right`` (by collective), ``bus_bytes_per_second`` (for 16 MiB), ``seconds`` (by collective, of each of the
+        ``sizes``), ``fits`` (by collective, see :class:`LinkFit`), and ``latency_seconds`` and ``bytes_per_second``
+        of a message, from the fit of the ring of messages.
 
     Raises:
         RuntimeError: a rank failed; the message holds the last line of its error output.
@@ -89,29 +95,35 @@ def _rank(store: str, rank: int, num_ranks: int, device: str) -> dict[str, Any]:
         torch.cuda.set_device(rank)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-    right, seconds, bus = {}, {}, {}
-    for name, share in _collectives(num_ranks).items():
-        run = _runner(name, rank, num_ranks, device, LARGE_BYTES)
-        verdict = torch.tensor([float(run())], device=device)
+    right, seconds, bus, fits = {}, {}, {}, {}
+    for name, (messages, share) in _collectives(num_ranks).items():
+        verdict = torch.tensor([float(_runner(name, rank, num_ranks, device, SIZES[-1])())], device=device)
         dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
         right[name] = bool(verdict.item())
-        seconds[name] = _median_seconds(run, device)
-        bus[name] = LARGE_BYTES * share / seconds[name]
-    latency = _median_seconds(_runner("send and receive", rank, num_ranks, device, SMALL_BYTES), device)
-    transfer = max(seconds["send and receive"] - latency, 1e-9)
+        taken = [_median_seconds(_runner(name, rank, num_ranks, device, size), device) for size in SIZES]
+        seconds[name], bus[name] = taken, SIZES[-1] * share / taken[-1]
+        fits[name] = fit_link(list(zip(SIZES, taken, strict=True)), messages=messages, share=share).to_json()
     return {
         "right": right,
+        "sizes": SIZES,
         "seconds": seconds,
         "bus_bytes_per_second": bus,
-        "latency_seconds": latency,
-        "bytes_per_second": LARGE_BYTES / transfer,
+        "fits": fits,
+        "latency_seconds": fits[RING]["latency_seconds"],
+        "bytes_per_second": fits[RING]["bytes_per_second"],
     }
 
 
-def _collectives(ranks: int) -> dict[str, float]:
-    """For each collective, the bytes that each rank's link carries per byte of the whole message."""
-    part = (ranks - 1) / ranks
-    return {"all_reduce": 2 * part, "all_gather": part, "broadcast": 1.0, "send and receive": 1.0}
+def _collectives(ranks: int) -> dict[str, tuple[int, float]]:
+    """For each collective, as a ring does it, the messages that wait for one another, and a link's bytes per byte."""
+    others, part = max(1, ranks - 1), (ranks - 1) / ranks
+    return {
+        "all_reduce": (2 * others, 2 * part),
+        "all_gather": (others, part),
+        "reduce_scatter": (others, part),
+        "broadcast": (1, 1.0),
+        RING: (1, 1.0),
+    }
 
 
 def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Callable[[], bool]:
@@ -132,6 +144,11 @@ def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Ca
         dist.all_gather(parts, own[: count // ranks])
         return all(_all_equal(part, float(number + 1)) for number, part in enumerate(parts))
 
+    def reduce_scatter() -> bool:
+        part = torch.empty(count // ranks, device=device)
+        dist.reduce_scatter_tensor(part, own)
+        return _all_equal(part, ranks * (ranks + 1) / 2)
+
     def broadcast() -> bool:
         sent = own.clone()
         dist.broadcast(sent, src=ranks - 1)
@@ -149,8 +166,9 @@ def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Ca
     functions = {
         "all_reduce": all_reduce,
         "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
         "broadcast": broadcast,
-        "send and receive": send_and_receive,
+        RING: send_and_receive,
     }
     return functions[name]
 
@@ -164,6 +182,7 @@ def _median_seconds(run: Callable[[], bool], device: str) -> float:
     import torch.distributed as dist
 
     taken = []
+    run()  # the first one opens connections
     for _ in range(_ROUNDS):
         dist.barrier()
         start = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import socket
 import sys
@@ -17,7 +18,8 @@ from typing import Any
 
 from runner.config.links import links_file
 from runner.environment import environment
-from runner.launch.doctor.collectives import measure_collectives, start_together
+from runner.launch.doctor.collectives import RING, measure_collectives, start_together
+from runner.launch.doctor.link_fit import LinkFit
 from runner.launch.local.meeting import FIRST_PORT, NUM_PORTS
 from runner.launch.needs.zero import has_libaio
 from runner.optim.catalogue.registry import OPTIMIZERS
@@ -61,7 +63,7 @@ class Check:
         name: what was looked for.
         ok: whether it was found.
         found: what was found, or why it was not.
-        fix: one line that tells how to get it; empty if nothing is missing.
+        fix: one line that tells how to get it, or what to type to use what was found; empty if there is neither.
         needed: True if training always needs it or if the user named it; False if only some options need it.
     """
 
@@ -222,12 +224,19 @@ def collectives(device: str, num_ranks: int) -> list[Check]:
         found = measure_collectives(num_ranks, device)
     except (RuntimeError, TimeoutError, OSError) as error:
         return [Check("collectives", False, str(error), fix, needed=True)]
+    fits = {name: LinkFit(**each) for name, each in found["fits"].items()}
     rows = []
     for name, right in found["right"].items():
-        speed = f"{found['bus_bytes_per_second'][name] / 1e9:.2f} GB/s over {num_ranks} ranks"
-        rows.append(Check(name, right, speed if right else "wrong values", "" if right else fix, needed=True))
-    link = f"{found['latency_seconds'] * 1e6:.0f} us and {found['bytes_per_second'] / 1e9:.2f} GB/s"
-    return [*rows, Check("link", True, f"{link}, kept for hardware=auto in {links_file()}")]
+        speed = (
+            f"{found['bus_bytes_per_second'][name] / 1e9:.2f} GB/s over {num_ranks} ranks" if right else "wrong values"
+        )
+        told = f"{speed}; a message takes {fits[name].told()}" if right else speed
+        rows.append(Check(name, right, told, "" if right else fix, needed=True))
+    if not all(found["right"].values()):
+        return rows
+    link = fits[RING]
+    kept = f"{link.told()}; kept for hardware=auto in {links_file()}; to type, with a name of your own:"
+    return [*rows, Check("link", True, kept, shlex.quote(link.as_override()))]
 
 
 def _cuda() -> list[Check]:
