@@ -136,11 +136,23 @@ def _runner(name: str) -> Callable[[Arguments], int]:
 
 
 def _no_command(name: str, before: str) -> Problem:
+    if before:
+        return _no_topic(name, before)
     near = did_you_mean(name, COMMANDS)
     why = f"The commands are {', '.join(COMMANDS)}"
-    if near is None and "=" in name and not before:
+    if near is None and "=" in name:
         near = f"train {name}"
-    return Problem("command", name, "there is no such command", why, f"runner {before}{near}" if near else "")
+    return Problem("command", name, "there is no such command", why, f"runner {near}" if near else "")
+
+
+def _no_topic(name: str, before: str) -> Problem:
+    """The problem of a name that is no command, no group and no section."""
+    from runner.cli.help import topics
+
+    known = (*COMMANDS, *sorted(topics()))
+    near = did_you_mean(name, known)
+    why = f"The commands are {', '.join(COMMANDS)}; there is also help for {', '.join(sorted(topics()))}"
+    return Problem("command", name, "there is no such command", why, f"runner {before}{near or ''}".strip())
 
 
 def _explain(error: RunnerError) -> int:

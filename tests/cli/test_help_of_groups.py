@@ -36,4 +36,7 @@ def test_a_section_without_options_tells_its_keys_and_own_options_are_told(
 
 def test_what_is_no_topic_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "ofload"]) == 2
-    assert "command = ofload: there is no such command" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("command = ofload: there is no such command. The commands are train, plan,")
+    assert "; there is also help for activation_checkpoint," in told
+    assert told.endswith("Try runner help offload.\n")
