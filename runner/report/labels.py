@@ -27,7 +27,7 @@ def labels(report: Report) -> list[str]:
     """What tells each run from the others: its overrides in a sweep, else the fields that differ; may be empty."""
     if has_overrides(report):
         return [" ".join(run.record.extras.get("overrides", [])) for run in report.runs]
-    shown = sorted(report.differing, key=_weight)
+    shown = _telling_apart_first(report, sorted(report.differing, key=_weight))
     return [_fields(report, index, shown) for index in range(len(report.runs))]
 
 
@@ -38,6 +38,19 @@ def short_labels(report: Report) -> list[str]:
     overrides = [run.record.extras.get("overrides", []) for run in report.runs]
     common = set(overrides[0]).intersection(*overrides)
     return [" ".join(word for word in own if word not in common) for own in overrides]
+
+
+def _telling_apart_first(report: Report, paths: list[str]) -> list[str]:
+    """The fields in their order, after those of them that tell runs apart which are the same until then."""
+    first, told = list[str](), [""] * len(report.runs)
+    for path in paths:
+        values = report.differing[path]
+        finer = [f"{known} {_text(value)}" for known, value in zip(told, values, strict=True)]
+        says = any(_says_something(path, value) for value in values)
+        if says and len(set(finer)) > len(set(told)):
+            first.append(path)
+            told = finer
+    return [*first, *(path for path in paths if path not in first)]
 
 
 def _fields(report: Report, index: int, paths: list[str]) -> str:

@@ -62,6 +62,18 @@ def test_two_runs_stand_side_by_side_with_what_differs_first(tmp_path: Path) -> 
     assert not found.is_sweep
 
 
+def test_what_alone_tells_two_runs_apart_is_shown_however_much_differs_from_a_third(tmp_path: Path) -> None:
+    many = {f"key{number}": number for number in range(9)}
+    other = _run(tmp_path / "a", model={"name": "gpt"}, trainer={"clip": None})
+    near = [_run(tmp_path / name, data=many, trainer={"clip": clip}) for name, clip in (("b", 0.5), ("c", 1.0))]
+    differences, _ = tables(read_reports([other, *near])).values()
+    assert [("trainer.clip=0.5" in row[2], "trainer.clip=1.0" in row[2]) for row in differences.rows] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+
+
 def test_a_folder_of_runs_is_read_however_deep_they_lie(tmp_path: Path) -> None:
     for place in ("run/2026-01-01", "run/2026-01-02", "other/2026-01-03"):
         _run(tmp_path / place)
