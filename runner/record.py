@@ -27,6 +27,7 @@ from runner.files import write_atomically
 
 __all__ = [
     "RECORD_FILE",
+    "OTHER_WORK",
     "RUN_SECONDS",
     "STEPS_FILE",
     "RunRecord",
@@ -44,6 +45,7 @@ __all__ = [
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 RUN_SECONDS = "run_seconds"
+OTHER_WORK = "other_work"
 """Key in the extras: what the time of the last process of a run went to, each second once."""
 
 _OF_VALIDATION = "val_"  # prefix of the figures of validations

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from runner.config.perplexity import counts_tokens, perplexity
 from runner.config.units import format_bytes, format_seconds
-from runner.record import RUN_SECONDS, RunRecord
+from runner.record import OTHER_WORK, RUN_SECONDS, RunRecord
 
 __all__ = ["files", "results"]
 
 _NOT_TOLD = ("steps", "trace")  # files for programs; they lie beside the others
+_NOTICEABLE = 0.1  # of the cores
 _PARTS = ("planning", "start", "rehearsal", "counted_steps", "steps", "validation", "saving", "report")
 
 
 def results(record: RunRecord) -> list[str]:
     """The lines that say how a complete run ended, what its time went to, and what memory its processes had."""
-    return [", ".join([_steps(record.steps), *_losses(record)]), *_times(record), *_processes(record)]
+    return [", ".join([_steps(record.steps), *_losses(record)]), *_times(record), *_others(record), *_processes(record)]
 
 
 def _times(record: RunRecord) -> Iterator[str]:
@@ -35,6 +36,14 @@ def _times(record: RunRecord) -> Iterator[str]:
     names |= {"steps": _steps(taken - counted)}
     told = ", ".join(f"{names.get(part, part)} {format_seconds(value)}" for part, value in spent.items())
     yield f"{format_seconds(sum(spent.values()))} in all: {told}"
+
+
+def _others(record: RunRecord) -> Iterator[str]:
+    """Yield what other work had of the cores, if ranks compute on these and that made their steps longer."""
+    found = record.extras.get(OTHER_WORK, {})
+    cores, count = found.get("cores", 0.0), found.get("of", 0)
+    if record.peak_memory_bytes.get("kind") == "tensor_bytes" and cores > _NOTICEABLE * count:
+        yield f"other work had {cores:.1f} of {count} cores meanwhile: on a quiet machine times are shorter than these"
 
 
 def _steps(count: int) -> str:

@@ -21,12 +21,13 @@ from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.run.lock import take_directory
 from runner.launch.run.memory_advice import advise
+from runner.launch.run.other_work import OtherWork
 from runner.launch.run.prepare import place_of, prepare, tell_plan, write_request
 from runner.launch.run.restart import go_on
 from runner.launch.run.same_stages import with_stages_before
 from runner.launch.run.show import show
 from runner.launch.slurm.step import current_step
-from runner.record import RUN_SECONDS, RunRecord, finish_failed
+from runner.record import OTHER_WORK, RUN_SECONDS, RunRecord, finish_failed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,7 +125,7 @@ def run_in(
         template: see :func:`runner.launch.local.ranks.run_ranks`.
     """
     now = time.perf_counter()
-    times = _Begun(begun if begun is not None else now, now)
+    times, others = _Begun(begun if begun is not None else now, now), OtherWork()
     config = replace(config, run_dir=str(run_dir))
     try:
         outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
@@ -145,19 +146,20 @@ def run_in(
             logger.error("%s", line)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
-    show(_with_seconds(run_dir, times), short_path(run_dir), console)
+    show(_completed(run_dir, times, others), short_path(run_dir), console)
     return EXIT_OK
 
 
-def _with_seconds(run_dir: Path, begun: _Begun) -> RunRecord:
-    """The record with what this process alone knows of the run's time: how long it planned, and took in all."""
+def _completed(run_dir: Path, begun: _Begun, others: OtherWork) -> RunRecord:
+    """The record with what this process alone knows: how long it planned, and took in all, and what else ran here."""
     record, now = RunRecord.load(run_dir), time.perf_counter()
-    found = record.extras.get(RUN_SECONDS)
+    found, cores = record.extras.get(RUN_SECONDS), others.cores()
     if found is None:
         return record
     of_ranks = sum(value for part, value in found.items() if not part.startswith("num_"))
     seconds = {"planning": begun.ranks - begun.command, "start": max(0.0, now - begun.ranks - of_ranks), **found}
-    record = record.replace(extras=record.extras | {RUN_SECONDS: seconds})
+    known = {OTHER_WORK: {"cores": cores[0], "of": cores[1]}} if cores is not None else {}
+    record = record.replace(extras=record.extras | {RUN_SECONDS: seconds} | known)
     with contextlib.suppress(OSError):  # the run is complete, and the screen says the same
         record.save(run_dir)
     return record
