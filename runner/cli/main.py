@@ -149,9 +149,10 @@ def _no_topic(name: str, before: str) -> Problem:
     """The problem of a name that is no command, no group and no section."""
     from runner.cli.help import topics
 
-    known = (*COMMANDS, *sorted(topics()))
-    near = did_you_mean(name, known)
-    why = f"The commands are {', '.join(COMMANDS)}; there is also help for {', '.join(sorted(topics()))}"
+    near = did_you_mean(name, (*COMMANDS, *topics()))
+    why = f"The commands are {', '.join(COMMANDS)}"
+    if near not in COMMANDS:
+        why += f"; there is also help for {', '.join(sorted(topics()))}"
     return Problem("command", name, "there is no such command", why, f"runner {before}{near or ''}".strip())
 
 
