@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = (
     ("data", "needs"),
     ("model", "goes_with"),
     ("parallelism", "goes_with"),
+    ("parallelism", "free"),
     ("model", "needs"),
     ("hardware", "link_bytes_per_second"),  # a new measurement does not change the identity of a job
     ("hardware", "link_latency_seconds"),

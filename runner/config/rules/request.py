@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from runner.config.approximations import APPROXIMATIONS
 from runner.config.compose.groups import MAY_BE_NULL
+from runner.config.free_keys import FREE_NAMES
 from runner.config.precision import PRECISIONS
 from runner.config.rules.adapter import ADAPTERS
 from runner.config.rules.embedding import EMBEDDINGS
@@ -18,7 +19,7 @@ from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.values import TARGET, at_least, is_given, not_negative, one_of, optional_target, target
 from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
-from runner.errors import Problem
+from runner.errors import Problem, did_you_mean
 from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS
 
@@ -243,6 +244,19 @@ _DATA: Table[RunConfig] = Table(
     ),
 )
 
+
+def _unknown_free(config: RunConfig) -> Iterator[Problem]:
+    free = config.parallelism.free
+    if free == []:
+        yield Problem("parallelism.free", "[]", "must name a key", "Nothing would be searched", "parallelism=single")
+    for name in dict.fromkeys(free or ()):
+        if name not in FREE_NAMES:
+            rule = f"must be some of {', '.join(FREE_NAMES)}"
+            why = "Nothing else is searched: batch size, precision, optimizer and seed change what is learned"
+            near = did_you_mean(name, FREE_NAMES)
+            yield Problem("parallelism.free", name, rule, why, f"parallelism.free=[{near}]" if near else "")
+
+
 _PARALLELISM: Table[RunConfig] = Table(
     "Degrees",
     (
@@ -267,6 +281,26 @@ _PARALLELISM: Table[RunConfig] = Table(
             "belongs to parallelism=auto",
             "Other layouts are those that the degrees say",
             fix="parallelism=auto",
+        ),
+        Row(
+            "parallelism.free",
+            lambda c: c.parallelism.free is not None and c.parallelism.name != "auto",
+            "belongs to parallelism=auto",
+            "Nothing is searched for other layouts",
+            fix="parallelism=auto",
+        ),
+        Row(
+            "parallelism.free",
+            lambda c: c.parallelism.free is not None and c.parallelism.name == "auto" and c.planner.name != "joint",
+            "must be null with planner={planner.name}",
+            "A published planner chooses what its paper chooses",
+            fix="planner=joint",
+        ),
+        Computed(
+            "parallelism.free",
+            _unknown_free,
+            f"must be some of {', '.join(FREE_NAMES)}",
+            "Nothing else is searched: batch size, precision, optimizer and seed change what is learned",
         ),
         one_of("parallelism.search", ("quick", "normal", "thorough")),
         at_least("parallelism.pipeline", 1),

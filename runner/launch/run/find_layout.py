@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from runner.config.compose.resolve import keys_given, resolve_with_layers
+from runner.config.free_keys import FREE_NAMES, freed_keys, held_keys
 from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
 from runner.config.schema import PlannerConfig, RunConfig
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 AUTO = "parallelism=auto"
-_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.search", "planner")
+_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.free", "parallelism.search", "planner")
 _DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
 _OF_PARTS = ("parallelism.sharding", "parallelism.sequence")  # what only divided layers are asked with
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
@@ -115,12 +116,13 @@ def asked_problem(
 
     config, layers = resolve_with_layers(words)
     config = with_measured_link(config)
-    given = _given(keys_given(words, layers))
+    typed = keys_given(words, layers)
+    given = _given(typed, config.parallelism.free)
     raise_problems(
         [
             *_problems(config),
             *_order_problems(config, given),
-            *_search_problems(config),
+            *_search_problems(config, typed),
             *rules(_without_search(alone(config))),
         ]
     )
@@ -189,6 +191,9 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
     """
     from runner.plan.planners.published.registry import PUBLISHED, answer_of
 
+    if any(word.lstrip("+").startswith("parallelism.free=") for word in words):
+        why = "A published planner chooses what its paper chooses"
+        raise RequestError([Problem("parallelism.free", "set", "must not be set with --planners", why, "--why")])
     begun = time.process_time()
     found = find_layout(words, progress)
     best = found.chosen.best
@@ -217,13 +222,19 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
     return made
 
 
-def _given(keys: Mapping[str, bool]) -> set[str]:
-    """What the user has fixed; degrees of a file give way to ``parallelism=auto`` on the command line."""
-    return {key for key, typed in keys.items() if typed or key not in _DEGREES}
+def _given(keys: Mapping[str, bool], free: Sequence[str] | None) -> set[str]:
+    """What the user has fixed: what is set, and what ``parallelism.free`` does not name.
+
+    Degrees of a file give way to ``parallelism=auto`` on the command line, and what ``parallelism.free`` names, too.
+    """
+    if not {*(free or ())} <= {*FREE_NAMES}:  # which is refused
+        free = None
+    gives_way = {*_DEGREES, *(freed_keys(free) if free is not None else ())}
+    return {key for key, typed in keys.items() if typed or key not in gives_way} | {*held_keys(free)}
 
 
 def _without_search(config: RunConfig) -> RunConfig:
-    config.parallelism = replace(config.parallelism, name="single", ranks=None)
+    config.parallelism = replace(config.parallelism, name="single", ranks=None, free=None)
     config.planner = PlannerConfig()
     return config
 
@@ -243,9 +254,19 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
     return [Problem("schedule", name, rule, why, "schedule=1f1b")]
 
 
-def _search_problems(config: RunConfig) -> list[Problem]:
-    """What rules say of the keys of the search itself."""
-    return [each for each in rules(config) if each.path in ("parallelism.ranks", "parallelism.search")]
+def _search_problems(config: RunConfig, typed: Mapping[str, bool]) -> list[Problem]:
+    """What rules say of the keys of the search itself; and what is both fixed and free."""
+    own = ("parallelism.ranks", "parallelism.free", "parallelism.search")
+    found = [each for each in rules(config) if each.path in own]
+    if found or config.parallelism.free is None:
+        return found
+    groups = (key.partition(".")[0] for key, is_typed in typed.items() if is_typed)  # zero=1 sets zero.stage
+    named = {key for key, is_typed in typed.items() if is_typed} | {
+        f"{each}.stage" for each in groups if each == "zero"
+    }
+    both = sorted(freed_keys(config.parallelism.free) & named)
+    why = "The command line sets it, and what is named there is kept"
+    return [Problem("parallelism.free", key, "must not be set beside it", why, f"without {key}") for key in both]
 
 
 def remedies(found: FoundLayout) -> list[tuple[str, int]]:
@@ -332,11 +353,14 @@ class LayoutJudge:
         keys = answer.overrides(chunks)
         if answer.order is None and config.schedule.name not in _PLAIN:
             keys["schedule"] = "1f1b"
-        if keys["zero.stage"] is None and config.zero.stage is None:
+        asked = config.parallelism.free is not None  # what is named as free is told, also where it stays
+        if keys["zero.stage"] is None and config.zero.stage is None and not asked:
             del keys["zero.stage"]
-        if keys["activation_checkpoint"] in ("asked", config.activation_checkpoint.name):
+        unchanged = "asked" if asked else config.activation_checkpoint.name
+        if keys["activation_checkpoint"] in ("asked", unchanged):
             del keys["activation_checkpoint"]
-        return {key: value for key, value in keys.items() if key not in self._named}
+        held = held_keys(config.parallelism.free)
+        return {key: value for key, value in keys.items() if key not in self._named and key not in held}
 
     def spelled(self, keys: Mapping[str, Any]) -> tuple[str, ...]:
         """The keys as words."""
