@@ -16,6 +16,7 @@ import pytest
 import yaml
 from documents import LANGUAGES, PAGES, REASONS, ROOT, Block, blocks, stories, type_in, write_files
 
+from runner.config.compose.groups import groups
 from runner.config.compose.resolve import resolve_sweep
 from runner.launch.hydra.settings import split_words
 from runner.launch.run.largest_batch import MAX
@@ -103,3 +104,16 @@ def test_what_changes_the_repository(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
     done = type_in("runner schedule --list", copy, root=copy)
     assert "pairs" in done.stdout
+
+
+def test_every_group_has_a_place_in_the_documents() -> None:
+    """The table of docs/configuration.md names each group once, and the headings to which it leads are there."""
+    folder = ROOT / "docs"
+    page = (folder / "configuration.md").read_text(encoding="utf-8")
+    table = page.split("## Where each group is told\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[0])) == sorted(groups())
+    for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", table):
+        text = (folder / target).read_text(encoding="utf-8") if target else page
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, heading
