@@ -52,7 +52,8 @@ class Samples(Callback):
     ) -> None:
         if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
             raise ValueError(
-                "prompts are texts, and there is no tokenizer: name its folder, or give lists of token ids"
+                "prompts are texts, and there is no tokenizer: name its folder, or give lists of token ids, "
+                "such as callbacks.samples.kwargs.prompts=[[1,2,3]]"
             )
         if not prompts or tokens < 1 or length is None or length < 2:
             raise ValueError("there must be a prompt, tokens of at least 1 and a length of at least 2")
