@@ -102,6 +102,39 @@ def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
     torch.testing.assert_close(torch.tensor([float(each) for each in run.losses]), alone, rtol=2e-6, atol=2e-6)
 
 
+_WHOLE = """
+import torch
+from torch import nn
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.head(x)
+
+def data():
+    made = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, generator=made), torch.randn(4, generator=made)) for _ in range(16)]
+"""
+
+
+@pytest.mark.costly
+def test_a_module_that_lists_no_layers_is_cut(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "whole.py").write_text(_WHOLE)
+    words = [word for word in _WORDS if not word.startswith(("model.", "data.target", "loss"))]
+    words += ["model.target=whole:Whole", "data.target=whole:data", "loss=mse", "parallelism=auto"]
+    words += ["parallelism.ranks=2", "parallelism.search=quick", "parallelism.tensor=1"]
+    _PROFILES.clear()
+    found = planned([*words, "parallelism.pipeline=2"], capsys)
+    assert len(found["partition"]) == 2
+    _PROFILES.clear()
+
+
 @pytest.mark.costly
 def test_what_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned([*_AUTO, "parallelism.pipeline=2", "schedule=gpipe", "schedule.microbatches=4"], capsys)

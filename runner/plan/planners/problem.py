@@ -202,16 +202,28 @@ def _division(
 ) -> tuple[Division, list[ModelProfile]]:
     batch = config.data.batch_size
     sizes = [max(1, batch // _FEW), max(1, batch // _MANY)]
-    profiles = [profile_of(alone(config, tensor, sizes[0]))]
+
+    def profiled(samples: int) -> ModelProfile:
+        one = alone(config, tensor, samples)
+        if "parallelism.pipeline" in given and config.parallelism.pipeline == 1:
+            return profile_of(one)
+        cut = copy.deepcopy(one)
+        cut.parallelism.pipeline = 2  # a model that lists no layers is traced and cut for it, else it is one layer
+        try:
+            return profile_of(cut)
+        except RequestError:  # no pipeline can have it; one rank may
+            return profile_of(one)
+
+    profiles = [profiled(sizes[0])]
     if profiles[0].seconds_source != "measured":
         sizes = [1, sizes[0]]  # it costs no measurement, and large models have micro-batches of one sample
         try:
-            profiles.insert(0, profile_of(alone(config, tensor, 1)))
+            profiles.insert(0, profiled(1))
         except RequestError:  # a batch norm takes at least two samples
             sizes[0] = sizes[1]
             profiles.insert(0, profiles[0])
     else:
-        profiles.append(profile_of(alone(config, tensor, sizes[1])))
+        profiles.append(profiled(sizes[1]))
     drafts = [
         _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, profiles, strict=True)
     ]  # a message's latency is the same for all sizes
