@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
@@ -301,7 +302,7 @@ def _segments(
 
 def _traced_inputs(modules: Sequence[nn.Module | None], config: RunConfig) -> Any:
     """A small batch in the format of the weights, for modules that get it, too; fake if they are."""
-    inputs, _ = example_batch(config.data, _TRACED_SAMPLES, config.seed)
+    inputs, _ = _traced_batch(config)
     there, dtype = [module for module in modules if module is not None], dtype_of(config.precision.name)
     mode = detect_fake_mode([parameter for module in there for parameter in module.parameters()])
     if mode is not None:
@@ -311,8 +312,14 @@ def _traced_inputs(modules: Sequence[nn.Module | None], config: RunConfig) -> An
     return to_precision(inputs, dtype)
 
 
+def _traced_batch(config: RunConfig) -> tuple[Any, Any]:
+    """A small batch of real tensors, whose values the code of a dataset may ask for."""
+    with unset_fake_temporarily():
+        return example_batch(config.data, _TRACED_SAMPLES, config.seed)
+
+
 def _traced_targets(module: nn.Module, config: RunConfig) -> Any:
-    _, targets = example_batch(config.data, _TRACED_SAMPLES, config.seed)
+    _, targets = _traced_batch(config)
     mode = detect_fake_mode(list(module.parameters()))
     return targets if mode is None else map_tensors(mode.from_tensor, targets)
 
