@@ -69,6 +69,10 @@ def plain(found: dict[str, Result]) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {name: value.detach() for name, value in model.state_dict().items()}
 
 
+_SCALARS = 64
+"""Bytes of losses and norms, which meet at a peak or do not, as the ranks' threads happen to run."""
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("name", [*RUNS, *STAGES])
 def test_a_run_gives_what_one_process_gives(
@@ -84,4 +88,4 @@ def test_a_run_gives_what_one_process_gives(
     assert made.record["bytes_moved"]["tensor"] == RunPlan.load(made.run_dir).tensor_bytes_sent
     peak = made.record["peak_memory_bytes"]
     for counted, predicted in zip(peak["measured"], peak["predicted"], strict=True):
-        assert (0.85 if name.endswith("_3") else 0.9) * predicted <= counted <= predicted
+        assert (0.85 if name.endswith("_3") else 0.9) * predicted <= counted <= predicted + _SCALARS
