@@ -31,7 +31,9 @@ _TRAIN = Command(
 _PLAN = Command(
     name="plan",
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
-    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--planners all] [--why] [--rules]",
+    usage=(
+        "[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--planners all] [--from RUN_DIR] [--why] [--rules]"
+    ),
     about=(
         "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
         "many samples or tokens that is per second. Ends with status 3 where a rank needs more than memory_limit. Any "
@@ -41,7 +43,8 @@ _PLAN = Command(
         "--rules prints every rule by group and plans nothing. Where a policy chooses under memory_limit what is run "
         "forward again, --svg draws what a stage takes under other budgets, by strategy. With parallelism=auto it "
         "finds the layout, schedule, cut, recomputation and ZeRO with the shortest step that fits, says why and what "
-        "else there is, and prints the command that asks for it; what you name yourself is kept."
+        "else there is, and prints the command that asks for it; what you name yourself is kept. --from takes the "
+        "request of a run, changed by the words that you give, and says what that run's measured steps let expect."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
@@ -60,6 +63,9 @@ _PLAN = Command(
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
         Flag("--svg", "write a picture of time against memory for activations, by strategy", "FILE"),
         Flag("--planners", "all: what each planner of parallelism=auto makes of the request, judged alike", "NAME"),
+        Flag(
+            "--from", "project a run's measured steps to its request with other words, another layout, say", "RUN_DIR"
+        ),
         Flag("--write", "with parallelism=auto: write the layout that was found as a recipe", "FILE"),
     ),
 )

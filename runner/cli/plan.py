@@ -47,6 +47,8 @@ def run(arguments: Arguments) -> int:
     if arguments.switch("rules"):
         return _print_rules(arguments, as_json=as_json)
     raise_problems(_picture_problems(arguments))
+    if (origin := arguments.value("from")) is not None:
+        return _projected(arguments, Path(origin), as_json=as_json)
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
     if (planners := arguments.value("planners")) is not None:
@@ -77,6 +79,25 @@ def run(arguments: Arguments) -> int:
         _draw(plan, Path(picture))
     document = json.dumps(_document(plan, arguments.words, why) | more, indent=2) if as_json else None
     print(document if document is not None else _text(plan, arguments.words, why))
+    return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _projected(arguments: Arguments, run_dir: Path, *, as_json: bool) -> int:
+    """Print the plan of a run's request with other words, and what the run's measured steps let expect of it."""
+    from runner.launch.run.projection import measured_run
+
+    if arguments.switch("multirun") or asks_for_layout(arguments.words) or arguments.value("planners") is not None:
+        why = "Searches and sweeps make many: take the request that they print"
+        raise_problems([Problem("--from", run_dir, "takes one plan, whose layout is known", why)])
+    run = measured_run(run_dir)
+    arguments = replace(arguments, words=run.words(arguments.words))
+    plan = _shown_under_way(arguments)
+    found = run.projection(plan, resolve_request(arguments.words))
+    if as_json:
+        print(json.dumps(_document(plan, arguments.words, why=False) | {"projected": found.to_json()}, indent=2))
+    else:
+        print(_text(plan, arguments.words, why=False))
+        print(screen.wrapped(found.line, screen.width(), "  "))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
 
 
