@@ -21,9 +21,9 @@ class CoreTimes(NamedTuple):
     """Seconds since some moment.
 
     Args:
-        passed: of the clock.
-        busy: of all cores that this process may use, by any work.
-        own: of those in this process and in its children that have ended.
+        passed: seconds of the clock.
+        busy: seconds of any work on all cores that this process may use.
+        own: the part of them in this process and in its children that have ended.
     """
 
     passed: float
