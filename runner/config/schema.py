@@ -153,9 +153,7 @@ class ParallelismConfig:
     # those are on one node, and there are several nodes
     # also: scatter_gather_tensors_in_pipeline
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
-    free: list[str] | None = (
-        None  # parallelism=auto: what it may change, such as [pipeline,schedule]; null = everything
-    )
+    free: list[str] | None = None  # parallelism=auto: what it may change, as [pipeline,schedule]; null = everything
     search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough
     goes_with: dict[str, str] = field(default_factory=dict)
 

@@ -108,7 +108,7 @@ def test_replicas_of_an_optimizer_that_draws_stay_equal(directory: Path) -> None
 
 
 def test_a_dataset_with_a_generator_of_its_own_ends_a_pipeline(directory: Path) -> None:
-    said = "data.target = mine:OwnGenerator: sample 0 is not the same on ranks 0 and 1"
+    said = "is not the same on ranks 0 and 1"  # of the first sample in 95 of 96 runs: two may draw the same
     assert SEED_IT in assert_ends(directory, said, *PIPELINE, "data.target=mine:OwnGenerator")
 
 
