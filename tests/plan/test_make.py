@@ -277,7 +277,6 @@ def test_the_table_shows_stages_parts_and_verdict() -> None:
     assert "memory_limit = 600 B: rank 0 (stage 0) needs" in refused
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(("pipeline", "data"), [(16, 64), (1, 1024), (256, 4)])
 def test_a_thousand_ranks_are_planned_as_one_replica(pipeline: int, data: int) -> None:
     overrides: dict[str, Any] = {"parallelism__pipeline": pipeline, "parallelism__data": data, "data__batch_size": 4096}
