@@ -161,7 +161,7 @@ def _text(found: FoundLayout, *, why: bool) -> str:
 def _document(found: FoundLayout, *, why: bool) -> dict[str, Any]:
     from runner.plan.planners.told import chosen_document, other_values
 
-    document = found.chosen.best.plan.to_json() | chosen_document(found.chosen, found.words)
+    document = found.chosen.best.plan.to_json() | chosen_document(found.chosen, found.problem, found.words)
     if not found.chosen.fits:
         document["problems"] = [_misfit(found)]
     return document | ({"why": other_values(found.chosen)} if why else {})

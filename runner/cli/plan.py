@@ -27,6 +27,7 @@ from runner.progress import doing, now
 if TYPE_CHECKING:
     from runner.cli.why import Why
     from runner.config.schema import RunConfig
+    from runner.launch.run.projection import MeasuredRun
     from runner.plan.values import RunPlan
 
 __all__ = ["run"]
@@ -46,9 +47,8 @@ def run(arguments: Arguments) -> int:
     as_json, why = arguments.switch("json"), arguments.switch("why")
     if arguments.switch("rules"):
         return _print_rules(arguments, as_json=as_json)
+    measured, arguments = _measured(arguments)
     raise_problems(_picture_problems(arguments))
-    if (origin := arguments.value("from")) is not None:
-        return _projected(arguments, Path(origin), as_json=as_json)
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
     if (planners := arguments.value("planners")) is not None:
@@ -77,28 +77,28 @@ def run(arguments: Arguments) -> int:
         raise
     if (picture := arguments.value("svg")) is not None:
         _draw(plan, Path(picture))
+    projected = measured.projection(plan, resolve_request(arguments.words)) if measured is not None else None
+    if projected is not None:
+        more["projected"] = projected.to_json()
     document = json.dumps(_document(plan, arguments.words, why) | more, indent=2) if as_json else None
     print(document if document is not None else _text(plan, arguments.words, why))
+    if projected is not None and not as_json:
+        print(screen.wrapped(projected.line, screen.width(), "  "))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def _projected(arguments: Arguments, run_dir: Path, *, as_json: bool) -> int:
-    """Print the plan of a run's request with other words, and what the run's measured steps let expect of it."""
+def _measured(arguments: Arguments) -> tuple[MeasuredRun | None, Arguments]:
+    """The run that ``--from`` names, and its request with the words of this one."""
+    if (origin := arguments.value("from")) is None:
+        return None, arguments
     from runner.launch.run.projection import measured_run
 
+    run = measured_run(Path(origin))
+    arguments = replace(arguments, words=run.words(arguments.words))
     if arguments.switch("multirun") or asks_for_layout(arguments.words) or arguments.value("planners") is not None:
         why = "Searches and sweeps make many: take the request that they print"
-        raise_problems([Problem("--from", run_dir, "takes one plan, whose layout is known", why)])
-    run = measured_run(run_dir)
-    arguments = replace(arguments, words=run.words(arguments.words))
-    plan = _shown_under_way(arguments)
-    found = run.projection(plan, resolve_request(arguments.words))
-    if as_json:
-        print(json.dumps(_document(plan, arguments.words, why=False) | {"projected": found.to_json()}, indent=2))
-    else:
-        print(_text(plan, arguments.words, why=False))
-        print(screen.wrapped(found.line, screen.width(), "  "))
-    return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+        raise_problems([Problem("--from", origin, "takes one plan, whose layout is known", why)])
+    return run, arguments
 
 
 def _picture_problems(arguments: Arguments) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -48,6 +49,23 @@ def test_other_words_replace_the_runs_own() -> None:
     )  # fmt: skip
 
 
+def test_the_job_of_a_sweep_has_its_own_words_and_a_script_has_none() -> None:
+    one = ran()
+    swept = replace(one.record, command="runner train seed=1,2 -m", extras={"overrides": ["model=mlp", "seed=2"]})
+    assert replace(one, record=swept).words(["device=cpu"]) == ("model=mlp", "seed=2", "device=cpu")
+    with pytest.raises(RequestError, match=r"must be a run of runner train.*train\.py"):
+        replace(one, record=replace(one.record, command="python train.py")).words([])
+
+
+@pytest.mark.parametrize("word", ["parallelism=auto", "-m"])
+def test_a_search_or_a_sweep_of_projections_is_refused(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runner.launch.run.projection.measured_run", lambda _: ran())
+    assert main(["plan", "--from", "old", word]) == 2
+    assert "takes one plan, whose layout is known" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("plan", "words", "told"),
     [
@@ -74,8 +92,9 @@ def test_a_run_projected_to_itself_is_what_it_measured(
     words = ["model=mlp", "data.batch_size=8", "device=cpu", "trainer.max_steps=6", "logger=none"]
     assert main(["train", *words, "run_dir=run"]) == 0
     capsys.readouterr()
-    assert main(["plan", "--from", "run", "--json"]) == 0
+    assert main(["plan", "--from", "run", "--json", "--why"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["why"]["layout"]
     record = RunRecord.load(Path("run"))
     share = found["step_seconds"] / RunPlan.load(Path("run")).time.step_seconds
     fixed = found["projected"]["fixed_seconds"]

@@ -45,17 +45,20 @@ def with_layout_that_fits(
     try:
         config = resolve(words)
         found = _fewest_ranks(config, words, progress)
-    except RequestError:
-        return tuple(problems)
+    except RequestError as error:
+        told = f"a layout that fits could not be searched: {error.problems[0].line()}"
+        return (replace(problem, why=f"{problem.why.rstrip('.')}; {told}"),)
     if found is None:
         return tuple(problems)
-    best, request, searched, most = found
+    best, request, searched, most, left_out = found
     if best.plan.fits:
         told = f"no single change makes it fit, but a search of {searched} layouts found one that does"
         told = f"{told}, with {format_bytes(best.peak)} of {format_bytes(best.plan.memory_limit_bytes)}"
         return (replace(problem, why=f"{_largest(problem)}; {told}", fix=shlex.join(["runner", "train", *request])),)
     told = f"the search of {searched} layouts of up to {most} ranks found none that fits either"
     nearest = f"the nearest needs {format_bytes(best.peak)}, by {' '.join(request[-len(best.keys) :])}"
+    if left_out:
+        nearest += f"; not searched were {'; '.join(left_out)}"
     return (replace(problem, why=f"{_largest(problem)}; {told}: {nearest}"),)
 
 
@@ -65,8 +68,11 @@ def _largest(problem: Problem) -> str:
 
 def _fewest_ranks(
     config: RunConfig, words: Sequence[str], progress: Callable[[str], None]
-) -> tuple[Choice, list[str], int, int] | None:
-    """The best plan of the fewest ranks with which something fits, else the one that lacks least."""
+) -> tuple[Choice, list[str], int, int, tuple[str, ...]] | None:
+    """The best plan of the fewest ranks with which something fits, else the one that lacks least.
+
+    Beside it are its request, how many layouts of how many ranks were looked at, and what was left out.
+    """
     from runner.model.device import device_type
     from runner.plan.planners.choose import fewest_ranks_that_fit
 
@@ -84,7 +90,7 @@ def _fewest_ranks(
     found, searched = fewest_ranks_that_fit(problem, counts, judge.plan, judge.refuses, judge.keys, progress)
     if found is None:
         return None
-    return replace(found, plan=judge.typed(found.keys)), judge.words(found.keys), searched, most
+    return replace(found, plan=judge.typed(found.keys)), judge.words(found.keys), searched, most, problem.left_out
 
 
 def _machines(config: RunConfig, world: int) -> Iterator[int]:

@@ -77,9 +77,17 @@ class MeasuredRun:
     predicted: float
 
     def words(self, words: Sequence[str]) -> tuple[str, ...]:
-        """The run's request with other words: those of ``words`` replace the run's own of the same keys."""
+        """The run's request with other words: those of ``words`` replace the run's own of the same keys.
+
+        Raises:
+            RequestError: ``runner train`` did not start the run.
+        """
         given = {_key(word) for word in words}
-        typed = shlex.split(self.record.command or "")[2:]
+        command = shlex.split(self.record.command or "")
+        if command[:2] != ["runner", "train"]:
+            why = f"What started this one says no words of its request: {self.record.command}"
+            raise_problems([Problem("--from", self.run_dir, "must be a run of runner train", why)])
+        typed = self.record.extras.get("overrides", command[2:])  # the jobs of a sweep have words of their own
         kept = [word for word in typed if _key(word) not in {*given, "run_dir", "resume"}]
         return (*kept, *words)
 

@@ -59,7 +59,7 @@ def planning_problem(
         RequestError: the model cannot be profiled in one piece.
     """
     ranks = config.parallelism.ranks or 1
-    divisions = _divisions(config, profile_of, machine, ranks, given)
+    divisions, left_out = _divisions(config, profile_of, machine, ranks, given)
     profile = divisions[0][1][0]
     draft = _draft(alone(config), profile, machine)
     accelerated = on_accelerator(config, machine.device_memory_bytes)
@@ -82,6 +82,7 @@ def planning_problem(
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
         host=draft.host_link if accelerated and _may_move(config) else None,
+        left_out=left_out,
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 
@@ -170,21 +171,30 @@ def _divisions(
     machine: Machine,
     ranks: int,
     given: Collection[str],
-) -> list[tuple[Division, list[ModelProfile]]]:
-    """The layers for each number of ranks that can divide them, with the profile of each."""
+) -> tuple[list[tuple[Division, list[ModelProfile]]], tuple[str, ...]]:
+    """The layers for each number of ranks that can divide them, with the profile of each; and what is left out."""
     asked = config.parallelism.tensor if "parallelism.tensor" in given else None
     found: list[tuple[Division, list[ModelProfile]]] = []
+    left_out: dict[str, list[str]] = {}
     for tensor in divisors(ranks):
         if tensor > 1 and asked in (None, tensor) and not _may_divide(config, tensor):
             continue
         if tensor > 1 and asked not in (None, tensor):
             continue
         try:
-            found.append(_division(config, profile_of, machine, tensor, given))
-        except RequestError:
+            found.append(_division(config, profile_of, machine, tensor, given, left_out))
+        except RequestError as error:
             if tensor == 1 or asked == tensor:
                 raise
-    return found
+            _leave_out(left_out, f"parallelism.tensor={tensor}", error)
+    return found, tuple(f"{', '.join(names)} ({reason})" for reason, names in left_out.items())
+
+
+def _leave_out(left_out: dict[str, list[str]], name: str, error: RequestError) -> None:
+    problem = error.problems[0]
+    names = left_out.setdefault(f"{problem.rule}: {problem.why}" if problem.why else problem.rule, [])
+    if name not in names:
+        names.append(name)
 
 
 def _may_divide(config: RunConfig, tensor: int) -> bool:
@@ -199,7 +209,9 @@ def _division(
     machine: Machine,
     tensor: int,
     given: Collection[str],
+    left_out: dict[str, list[str]],
 ) -> tuple[Division, list[ModelProfile]]:
+    """The layers for one number of ranks; why no pipeline can have them is added to ``left_out``."""
     batch = config.data.batch_size
     sizes = [max(1, batch // _FEW), max(1, batch // _MANY)]
 
@@ -211,8 +223,11 @@ def _division(
         cut.parallelism.pipeline = 2  # a model that lists no layers is traced and cut for it, else it is one layer
         try:
             return profile_of(cut)
-        except RequestError:  # no pipeline can have it; one rank may
-            return profile_of(one)
+        except RequestError as error:  # no pipeline can have it; one rank may
+            whole = profile_of(one)
+            if len(whole.layers) == 1:
+                _leave_out(left_out, "pipelines", error)
+            return whole
 
     profiles = [profiled(sizes[0])]
     if profiles[0].seconds_source != "measured":

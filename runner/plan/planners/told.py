@@ -25,6 +25,8 @@ __all__ = [
 def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str]) -> list[str]:
     """Five lines: what was chosen, why, its time, its memory, and the command that asks for it.
 
+    Before the command, a line says what was not searched, if there is such.
+
     Args:
         chosen: what the search found; it fits.
         problem: what was searched.
@@ -40,6 +42,7 @@ def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str])
         f"why: {_why(chosen, problem)}",
         f"time: {_time(best.plan)}",
         f"memory: {_memory(best.plan)}",
+        *([f"not searched: {'; '.join(problem.left_out)}"] if problem.left_out else []),
         f"run it: {shlex.join(['runner', 'train', *words])}",
     ]
 
@@ -181,13 +184,15 @@ def misfit_line(chosen: Chosen, problem: PlanningProblem, tried: Sequence[tuple[
     )
     if best.answer.planner != "joint":
         return f"{told}. Try planner=joint."
+    if problem.left_out:
+        told += f"; not searched were {'; '.join(problem.left_out)}"
     helps = [f"{words} ({format_bytes(peak)})" for words, peak in tried]
     if not helps:
         return f"{told}. In vain were 2 to 8 times the ranks, ZeRO 3, offload.optimizer=cpu and precision=bf16_master."
     return f"{told}. Try {' or '.join(helps)}."
 
 
-def chosen_document(chosen: Chosen, words: Sequence[str]) -> dict[str, Any]:
+def chosen_document(chosen: Chosen, problem: PlanningProblem, words: Sequence[str]) -> dict[str, Any]:
     """What ``runner plan --json`` adds to the plan's document."""
     found: dict[str, Any] = {
         "chosen": dict(chosen.best.keys),
@@ -195,6 +200,7 @@ def chosen_document(chosen: Chosen, words: Sequence[str]) -> dict[str, Any]:
         "searched": chosen.searched,
         "evaluated": chosen.evaluated,
         "complete": chosen.complete,
+        "left_out": list(problem.left_out),
         "runners_up": [_document(each) for each in chosen.runners_up],
     }
     if not chosen.fits:

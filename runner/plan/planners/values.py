@@ -103,6 +103,7 @@ class PlanningProblem:
         overhead: seconds of the engine for each action of a rank, besides its layers.
         seconds_source: ``measured`` or ``estimated``.
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
+        left_out: what the search does not look at, with the reason, as sentences.
     """
 
     layers: tuple[str, ...]
@@ -120,6 +121,7 @@ class PlanningProblem:
     overhead: float = 0.0
     seconds_source: str = "estimated"
     host: Link | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def link(self) -> Link:
@@ -146,6 +148,7 @@ def problem_from_json(text: str) -> PlanningProblem:
         host=None if (host := found.pop("host", None)) is None else Link(**host),
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),
+        left_out=tuple(found.pop("left_out", ())),
         **found,
     )
 
