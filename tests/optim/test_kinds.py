@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import CompressionConfig, OptimizerConfig
@@ -26,6 +27,9 @@ from runner.optim.catalogue.registry import (
     optimizer_of,
     target_problems,
 )
+from runner.optim.kinds.build import measure_step_seconds_per_byte
+
+CPU = torch.device("cpu")
 
 SIZES = (100, 4096, 5000, 12800)
 
@@ -160,3 +164,11 @@ def test_compression_none_is_a_kind_as_well() -> None:
     assert isinstance(kind, CompressionKind)
     assert kind.bytes_in_a_step(Wire(CompressionConfig(), [(10, 10)], 4, 4)) == 600.0
     assert not kind.has_residuals(CompressionConfig())
+
+
+@pytest.mark.parametrize("name", [name for name in FACTS if name != "custom"])
+def test_a_step_of_every_optimizer_can_be_timed(name: str) -> None:
+    kind = OPTIMIZERS[name]
+    if kind.operator is not None and not torch.cuda.is_available() and name == "fused_adam":
+        pytest.skip("no CUDA device")
+    assert measure_step_seconds_per_byte(resolve([f"optimizer={name}"]).optimizer, torch.float32, CPU) > 0

@@ -1,11 +1,13 @@
 """Keeps the gradients of one stage in persistent flat buffers, which are zeroed, reduced and scaled as a whole.
 
 Every ``parameter.grad`` is a view of a buffer, so that an all-reduce need not copy anything. Gradients are scaled in
-one place only: at STEP, by the step's weight.
+one place only: at STEP, by the step's weight. A parameter that no backward of a step has reached has no gradient, as in
+a plain loop: optimizers neither decay it nor change its states.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,6 +23,8 @@ from runner.model.tags import ParameterTag
 from runner.optim.compression.rounds import GradientStep
 
 __all__ = ["StageGradients"]
+
+logger = logging.getLogger(__name__)
 
 
 class StageGradients:
@@ -53,12 +57,17 @@ class StageGradients:
             by_kind[parameter.dtype, parameter.device, is_at_home(parameter)].append(parameter)
         self.flats: list[Tensor] = []
         self.num_bytes_at_home = 0  # of the buffers, in the host's memory because their weights are at home there
-        self._views: list[tuple[Parameter, Tensor]] = []
+        view_of: dict[Parameter, Tensor] = {}
+        self._reached: Tensor | None = None  # by parameter, on how many holders a backward has reached it
+        self._has_told = False
+        self._asks = True  # whether the holders tell each other what was reached
         for members in by_kind.values():
             flat, views = _flat_gradient(members)
             self.flats.append(flat)
             self.num_bytes_at_home += flat.numel() * flat.element_size() if is_at_home(members[0]) else 0
-            self._views += zip(members, views, strict=True)
+            view_of |= zip(members, views, strict=True)
+        self._views = [(parameter, view_of[parameter]) for parameter in self.parameters]
+        self._versions = [view._version for _, view in self._views]
         self.claim()
 
     @property
@@ -88,13 +97,56 @@ class StageGradients:
         """End a step: clear the gradients, and tell the reducer whether the weights were updated with their sums."""
         self.reducer.settle(applied)
         self.zero()
+        self.claim()
+        self._versions = [view._version for _, view in self._views]
+
+    def leave_out_unreached(self, wide: StageGradients) -> None:
+        """Give no gradient to the parameters that no backward of the step has reached, on any holder.
+
+        Holders tell each other in their first step, and in all others if there was such a parameter in it. A gradient
+        that one of them lacks in later steps only is zero.
+
+        Args:
+            wide: the set that is updated: this one, or that of the master weights.
+        """
+        if self._reached is not None:
+            counts, self._reached = self._reached.tolist(), None
+            self._asks = min(counts) < len(self.holders)
+        elif len(self.holders) <= 1:
+            counts = self._own_reached()
+        else:
+            self._tell_of_unreached()
+            return
+        for (parameter, _), count in zip(wide._views, counts, strict=True):
+            if not count:
+                parameter.grad = None
+
+    def _tell_of_unreached(self) -> None:
+        """Say once which gradients are zero because no backward of this rank has reached their parameters."""
+        if self._has_told or all(reached := self._own_reached()):
+            return
+        self._has_told = True
+        missing = [name for name, is_there in zip(self.names, reached, strict=True) if not is_there]
+        logger.info(
+            "no sample of this rank's part of a step reached %s, as samples of the first step did: where none of its "
+            "other ranks' do either, its gradient counts as zero, and weight decay and momentum go on",
+            ", ".join(missing),
+        )
+
+    def _own_reached(self) -> list[bool]:
+        """By parameter, whether a backward of this rank has added to its gradient, which counts its writers."""
+        return [view._version != before for (_, view), before in zip(self._views, self._versions, strict=True)]
 
     def reduce(self, transport: Transport, of_step: GradientStep | None = None) -> list[Handle]:
         """Start the reducer's sum over the holders; call it when every backward has added its gradients."""
         if len(self.holders) <= 1:
             return []
         self.of_step = of_step or GradientStep()
-        return self.reducer.start(self, CountingTransport(transport, self.sent), self.holders)
+        told: list[Handle] = []
+        if self._asks and self._views:
+            self._reached = torch.tensor(self._own_reached(), dtype=torch.int32, device=transport.device)
+            told.append(transport.all_reduce(self._reached, self.holders))
+        return told + self.reducer.start(self, CountingTransport(transport, self.sent), self.holders)
 
     def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
         """Start a plain sum over the ranks of ``group``, in place."""
@@ -154,7 +206,8 @@ def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor
     views = []
     offset = 0
     for parameter in parameters:
-        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
+        view = flat[offset : offset + parameter.numel()].view(parameter.shape)
+        views.append(view.data)  # which counts its own writers: views share the count of their base
         offset += parameter.numel()
     return flat, views
 

@@ -91,6 +91,8 @@ class Update:
         self._own = [float(finite)]
         if finite:
             self._final = self._widened()
+            for own, final in zip(self._gradients, self._final, strict=True):
+                own.leave_out_unreached(final)
             for gradients in self._final:
                 gradients.divide(weight * self.scale.of_sum)
                 if self._clip_value is not None:

@@ -143,7 +143,8 @@ class HostWeights:
         for at, gradient in zip(trained, self._gradients, strict=True):
             home = self._home_gradients[at]
             assert home is not None  # the engine has given every trained weight one
-            gone.append((gradient, home))
+            if gradient._version:  # a backward has added to the zeros
+                gone.append((gradient, home))
             self.parameters[at].grad = None
         self._gradients = []
         return gone

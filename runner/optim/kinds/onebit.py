@@ -98,7 +98,8 @@ class OneBitOptimizer(Optimizer):
         if compresses:
             self._take_mean(compression, held)
         for parameter in held:
-            self._update(parameter, self.state[parameter], compressed=compresses)
+            if parameter.grad is not None:
+                self._update(parameter, self.state[parameter], compressed=compresses)
         return result
 
     def _accumulate(self, parameter: Tensor, state: dict[str, Any], *, compressed: bool) -> None:

@@ -75,7 +75,7 @@ class WholeNorms(TorchFunctionMode):
         return self._whole([args[0]], [made])[0] if func is torch.linalg.norm else made
 
     def _whole(self, tensors: Sequence[Tensor], norms: Sequence[Tensor]) -> list[Tensor]:
-        if all(isinstance(tensor, Parameter) for tensor in tensors):
+        if all(tensor.requires_grad for tensor in tensors):
             self._parts = [part_of(tensor) for tensor in tensors]
         if len(self._parts) != len(tensors):
             raise RuntimeError("an optimizer asks for norms of other tensors than of those of its weights")
