@@ -315,6 +315,9 @@ class KernelsConfig:
     name: str = "none"
     attention: str | None = None  # eager: operator by operator; fused: one; null = as torch chooses
     # also: attn_implementation, use_flash_attn, flash_attention
+    norm: str | None = None  # the same for norms: fused: an RMS norm as one operator; null = as the model's code does
+    elementwise: str | None = None  # activations and what multiplies them: fused: a chain as one operator, compiled
+    loss: str | None = None  # fused: the last linear map with its cross-entropy, logits in chunks
 
 
 @dataclass

@@ -6,10 +6,11 @@ import importlib.util
 import os
 import shutil
 
+from runner.config.schema import KernelsConfig
 from runner.errors import Problem
 from runner.model.layers import StageModule
 
-__all__ = ["compile_layers", "compile_problems"]
+__all__ = ["compile_layers", "compile_problems", "kernel_problems", "why_not_compiled"]
 
 
 def compile_layers(stage: StageModule, *, share: float | None = None) -> None:
@@ -32,15 +33,25 @@ def compile_layers(stage: StageModule, *, share: float | None = None) -> None:
 
 def compile_problems(asked: bool, *, cuda: bool) -> list[Problem]:
     """If compilation is asked for: its requirements, on CUDA or on the CPU, that this machine does not meet."""
-    if not asked:
+    why = why_not_compiled(cuda=cuda) if asked else ""
+    return [Problem("compile", True, "must be false on this machine", why, "compile=false")] if why else []
+
+
+def kernel_problems(config: KernelsConfig, *, cuda: bool) -> list[Problem]:
+    """The switches of ``kernels`` that compile chains of operators, if this machine cannot."""
+    fused = [switch for switch in ("norm", "elementwise") if getattr(config, switch) == "fused"]
+    why = why_not_compiled(cuda=cuda) if fused else ""
+    if not why:
         return []
-    rule, fix = "must be false on this machine", "compile=false"
+    rule = "must be null on this machine"
+    return [Problem(f"kernels.{switch}", "fused", rule, why, f"kernels.{switch}=null") for switch in fused]
+
+
+def why_not_compiled(*, cuda: bool) -> str:
+    """Why this machine cannot compile layers, for CUDA or for the CPU; empty if it can."""
     if cuda:
-        if importlib.util.find_spec("triton") is None:
-            why = "Compiled layers on CUDA are Triton kernels, and triton is not installed"
-            return [Problem("compile", True, rule, why, fix)]
-        return []
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
-        why = "Compiled layers on the CPU are C++, and there is no c++, g++ or clang++ in PATH"
-        return [Problem("compile", True, rule, why, fix)]
-    return []
+        has_triton = importlib.util.find_spec("triton") is not None
+        return "" if has_triton else "Compiled layers on CUDA are Triton kernels, and triton is not installed"
+    if any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        return ""
+    return "Compiled layers on the CPU are C++, and there is no c++, g++ or clang++ in PATH"

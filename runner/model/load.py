@@ -22,8 +22,8 @@ from runner.model.data import LossFunction, example_batch, load_loss
 from runner.model.embeddings import with_tensor_trains, with_tensor_trains_later
 from runner.model.fake import fake_tensors
 from runner.model.freeze import frozen
-from runner.model.kernels import Kernels, kernels_of
-from runner.model.layers import LayerSource, LayerWrap, StageModule, build_stage, layers_of, make_model
+from runner.model.kernels.choice import Kernels, kernels_of
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
 from runner.model.lightning_module import (
     OwnStep,
     brings,
@@ -72,7 +72,7 @@ class LoadedModel:
         module: the LightningModule from which they came, if any.
         step: the module's own training step, if that is the only layer.
         approximation: what is approximated in the backward of the layers; None: nothing.
-        kernels: the means by which attention is computed; None: torch chooses.
+        kernels: the means by which operators of the layers are computed; None: torch chooses.
         made: what the model function returned.
         division: how its weights are divided among ranks; None: they are whole.
         has_own_loss: whether the loss is the module's own, and not the one that the request names.
@@ -129,17 +129,15 @@ def load_model(
     approximation = approximation_of(config)
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]
-    kernels = kernels_of(config.kernels)
+    kernels = loaded.kernels
     if kernels is not None:
-        layers = [replace(layer, around=_both(layer.around, kernels.around)) for layer in layers]
-    loss = loaded.loss
+        layers = kernels.of_layers(layers)
+    loss = loaded.loss if kernels is None else kernels.loss(loaded.loss, config.loss)
     if logits and division is not None:
         from runner.model.sharded.logits import loss_of_parts
 
         loss = loss_of_parts(loss, config.loss, division)
-    return replace(
-        loaded, layers=layers, loss=loss, approximation=approximation, kernels=kernels, made=made, division=division
-    )
+    return replace(loaded, layers=layers, loss=loss, approximation=approximation, made=made, division=division)
 
 
 def _division_of(config: RunConfig, made: Any, shard: int | None) -> Division | None:
@@ -163,10 +161,6 @@ def _of_tokens(layers: list[LayerSource], config: RunConfig, division: Division)
     return sequenced_layers(layers, inputs, dtype, config.model.target, division)
 
 
-def _both(inner: LayerWrap | None, outer: LayerWrap) -> LayerWrap:
-    return outer if inner is None else lambda function: outer(inner(function))
-
-
 def approximation_of(config: RunConfig) -> Approximation | None:
     """What the request approximates in the backward of layers, or None."""
     asked, precision = config.approximate_backward, PRECISIONS[config.precision.name]
@@ -176,29 +170,31 @@ def approximation_of(config: RunConfig) -> Approximation | None:
 
 
 def _load(made: Any, config: RunConfig, *, cut: bool, division: Division | None) -> LoadedModel:
+    kernels = kernels_of(config, own_loss=is_lightning_module(made))
     if not is_lightning_module(made):
-        return LoadedModel(_layers(made, config, cut, division), load_loss(config.loss))
+        return LoadedModel(_layers(made, config, cut, division, kernels), load_loss(config.loss), kernels=kernels)
     raise_problems(lightning_problems(made, config))
     if config.parallelism.pipeline > 1 and cut and traces_its_step(made):
-        return _cut_step(made, config, division)
+        return replace(_cut_step(made, config, division, kernels), kernels=kernels)
     if traces_its_step(made) or (config.parallelism.pipeline == 1 and brings(made, "training_step")):
         step = OwnStep(made)
         if division is not None:
             division.apply([("", made)])
-        return LoadedModel([LayerSource(0, "", lambda: made, made, step=step)], loss_of_step, made, step)
+        layers = [LayerSource(0, "", lambda: made, made, step=step)]
+        return LoadedModel(layers, loss_of_step, made, step, kernels=kernels)
     own = getattr(made, "loss", None)
-    loss, layers = own if callable(own) else load_loss(config.loss), _layers(made, config, cut, division)
-    return LoadedModel(layers, loss, made, has_own_loss=callable(own))
+    loss, layers = own if callable(own) else load_loss(config.loss), _layers(made, config, cut, division, kernels)
+    return LoadedModel(layers, loss, made, kernels=kernels, has_own_loss=callable(own))
 
 
-def _cut_step(made: Any, config: RunConfig, division: Division | None) -> LoadedModel:
+def _cut_step(made: Any, config: RunConfig, division: Division | None, kernels: Kernels | None) -> LoadedModel:
     """A LightningModule whose ``training_step`` is all that it says: its trace is cut into layers and a loss."""
     from runner.model.traced.step import traced_step
 
     raise_problems(_untraceable(config))
     batch = _traced_inputs([made], config), _traced_targets(made, config)
     programs, loss = traced_step(made, batch, config.model.target)
-    layers = _segments(made, programs, config, division)
+    layers = _segments(made, programs, config, division, kernels)
     raise_problems(sharing_problems(layers, config.model.target))
     return LoadedModel(layers, loss, made, has_own_loss=True)
 
@@ -247,7 +243,9 @@ def ask_whole_model(
         return question(loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1))
 
 
-def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) -> list[LayerSource]:
+def _layers(
+    made: Any, config: RunConfig, cut: bool, division: Division | None, kernels: Kernels | None
+) -> list[LayerSource]:
     sources = layers_of(made, config.seed, config.model.target)
     if division is not None:
         division.of_given(sources)
@@ -262,7 +260,7 @@ def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) 
     if cut and (config.parallelism.pipeline > 1 or (needs_trace and whole is not None)):
         if whole is not None:
             raise_problems(_untraceable(config))
-            sources = trace_layers(whole, config, division)
+            sources = trace_layers(whole, config, division, kernels)
         elif config.model.split_points:
             rule = "applies to a module without layers, which is traced"
             why = f"{config.model.target} lists {len(sources)} layers"
@@ -272,23 +270,30 @@ def _layers(made: Any, config: RunConfig, cut: bool, division: Division | None) 
     return sources
 
 
-def trace_layers(model: nn.Module, config: RunConfig, division: Division | None = None) -> list[LayerSource]:
+def trace_layers(
+    model: nn.Module, config: RunConfig, division: Division | None = None, kernels: Kernels | None = None
+) -> list[LayerSource]:
     """The segments of ``model``, traced on a small batch of the request's data.
 
     Args:
         model: the model, whole.
         config: the request.
         division: the ranks that divide the model, and is told what they divide; None: it stays whole.
+        kernels: put some of its operators together; None: they stay as they are.
 
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
     programs = trace(model, _traced_inputs([model], config), config.model.target)
-    return _segments(model, programs, config, division)
+    return _segments(model, programs, config, division, kernels)
 
 
 def _segments(
-    model: nn.Module, programs: dict[bool, Program], config: RunConfig, division: Division | None
+    model: nn.Module,
+    programs: dict[bool, Program],
+    config: RunConfig,
+    division: Division | None,
+    kernels: Kernels | None,
 ) -> list[LayerSource]:
     if division is not None:
         from runner.model.sharded.sequence_layers import sequenced_programs
@@ -297,6 +302,8 @@ def _segments(
         if not division.divides:  # its operators tell what can be divided
             programs = divided_programs(model, programs, division)
         programs = sequenced_programs(model, programs, division)
+    if kernels is not None:
+        programs = kernels.of_programs(programs)
     return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Notes about layers that ranks divide."""
+"""Notes about layers that have kernels of torch's, or that ranks divide."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ _MOST_NAMED = 3
 
 
 def part_notes(profile: ModelProfile, ranks: int, per_node: int | None) -> Iterator[str]:
-    """Yield notes about what is divided, what stays whole, and what ranks draw by themselves.
+    """Yield notes about what has other kernels, what is divided, what stays whole, and what ranks draw by themselves.
 
     Args:
         profile: a rank's profile.
         ranks: the number of ranks that divide each layer.
         per_node: neighbouring ranks that exchange without the network; None: all.
     """
+    if profile.own_kernels:
+        yield "not all of the model has the kernels that are asked for" + _listed(profile.own_kernels)
     if ranks == 1:
         return
     divided = profile.parameters_elsewhere * ranks / (ranks - 1) / max(1, profile.num_parameters)

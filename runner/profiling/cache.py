@@ -75,7 +75,7 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "entries": config.parallelism.tensor > 1 and keeps_identities(config),
         "precision": config.precision.name,
         "approximate_backward": asdict(config.approximate_backward),
-        "kernels": config.kernels.attention,
+        "kernels": asdict(config.kernels),
         "compression": asdict(config.compression),
         "optimizer": [
             config.optimizer.name,

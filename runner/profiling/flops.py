@@ -62,7 +62,7 @@ def operator_flops(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         made: what it has returned.
     """
     packet = getattr(operator, "overloadpacket", None)
-    formula: Any = _OF_THE_CPU.get(packet) or flop_registry.get(packet)
+    formula = _formula(packet)
     return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=made))
 
 
@@ -88,6 +88,19 @@ def _recurrent(layer: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any, **_
 def _recurrent_backward(layer: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any, **__: Any) -> int:
     """Of each product, the gradients of both factors; oneDNN always computes all of them."""
     return 2 * _recurrent(layer, weight_ih, weight_hh)
+
+
+def _chunked_head(value: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
+    """The logits, and at once the gradients of what they are made of: a product each, as far as they are wanted."""
+    of_value, of_weight, _of_bias = rest[-3:]
+    return 2 * value.shape[0] * weight.numel() * (1 + bool(of_value) + bool(of_weight))
+
+
+def _formula(packet: Any) -> Any:
+    """The formula of an operator, or None. Torch registers its chunked head when that is first used."""
+    if packet is getattr(torch.ops.torch_nn, "_linear_cross_entropy_batch_chunked", None):
+        return _chunked_head
+    return _OF_THE_CPU.get(packet) or flop_registry.get(packet)
 
 
 _OF_THE_CPU: dict[Any, Any] = {

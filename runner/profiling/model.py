@@ -284,6 +284,8 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
     Raises:
         RequestError: the request asks for parts, and no layer has been divided.
     """
+    if model.kernels is not None:
+        profile = replace(profile, own_kernels=tuple(model.kernels.notes()))
     if model.division is None:
         return profile
     raise_problems(model.division.problems(config.model.target))
@@ -335,9 +337,8 @@ def _on_largest_samples(config: RunConfig, inputs: Any, targets: Any) -> tuple[M
 
 def _without_effect(config: RunConfig, model: LoadedModel) -> Iterator[Problem]:
     """Problems if no layer has called what the request approximates, or wants to be computed otherwise."""
-    if model.kernels is not None and not model.kernels.found:
-        rule, why = "must find an attention", "The model never calls torch's scaled_dot_product_attention"
-        yield Problem("kernels.attention", config.kernels.attention, rule, why, "kernels=none")
+    if model.kernels is not None:
+        yield from model.kernels.problems()
     approximation = model.approximation
     if approximation is None:
         return

@@ -15,7 +15,7 @@ from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
-from runner.model.kernels import Kernels
+from runner.model.kernels.attention import Attention
 
 STEPS = 3
 _COMMON = (
@@ -98,7 +98,7 @@ def saved_bytes(block: torch.nn.Module, value: Tensor, backend: SDPBackend) -> i
 def test_plans_count_the_probabilities_that_one_operator_does_not_keep(tmp_path: Path) -> None:
     saved = {}
     for kernels in ("eager", "fused"):
-        made = run(tmp_path / kernels, f"kernels={kernels}", "trainer.max_steps=1")
+        made = run(tmp_path / kernels, f"kernels.attention={kernels}", "trainer.max_steps=1")
         saved[kernels] = made.plan.profile.layers[1].saved_bytes
     block: torch.nn.Module = tensor_models.build()[1]
     value = torch.randn(8, tensor_models.LENGTH, tensor_models.WIDTH, requires_grad=True)
@@ -111,7 +111,7 @@ def test_an_attention_inside_a_module_of_torch_is_found(tmp_path: Path) -> None:
     saved = {}
     for kernels in ("eager", "fused"):
         module = "model.target=tensor_models:attending"
-        made = run(tmp_path / kernels, f"kernels={kernels}", module, "trainer.max_steps=2")
+        made = run(tmp_path / kernels, f"kernels.attention={kernels}", module, "trainer.max_steps=2")
         saved[kernels] = made.plan.profile.layers[1].saved_bytes
         for counted, predicted in peaks(made):
             assert 0.9 * predicted <= counted <= predicted
@@ -124,7 +124,7 @@ def test_an_attention_inside_a_module_of_torch_is_found(tmp_path: Path) -> None:
     [
         (("kernels=fused", "model.target=tensor_models:undividable"), "must find an attention"),
         (("kernels.attention=quick",), "must be null or one of eager, fused"),
-        (("kernels=eager", "compile=true"), "must be false with kernels.attention=eager"),
+        (("kernels=eager", "compile=true"), "must be false with kernels=eager or one"),
         (("kernels=fused", "model.target=tensor_models:dropping"), "must have a fused operator"),
     ],
 )
@@ -146,8 +146,8 @@ def test_ranks_that_are_threads_leave_torch_s_choice_as_it_was() -> None:
         thread.join()
         assert not torch._C._get_math_sdp_enabled()  # still limited for this one
 
-    thread = threading.Thread(target=Kernels("fused").around(first), args=(None,))
+    thread = threading.Thread(target=Attention("fused").around(first), args=(None,))
     thread.start()
     assert first_is_in.wait(600)
-    Kernels("fused").around(second)(None)
+    Attention("fused").around(second)(None)
     assert torch._C._get_math_sdp_enabled()

@@ -38,14 +38,18 @@ def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
 
 
 @pytest.mark.costly
-def test_attention_keeps_its_probabilities_where_it_is_eager() -> None:
+def test_eager_operators_keep_what_fused_ones_do_not() -> None:
     """A number for each pair of tokens and head, instead of one for each token and head: the sum of exponentials."""
     size = replace(SMALL, layers=1, width=16, heads=4, sequence_length=8, samples=3)
-    rows = {row["kernels"]: row for row in compare(size, rounds=1)}
+    means = ("none", "attention eager", "attention fused", "norm fused", "elementwise fused")
+    rows = {row["kernels"]: row for row in compare(size, rounds=1, means=means)}
     assert max(row["off"] for row in rows.values()) < 1e-5
-    assert rows["none"]["saved"] == rows["fused"]["saved"]
-    assert rows["eager"]["saved"] - rows["fused"]["saved"] == 4 * 3 * 4 * (8 * 8 - 8)
-    assert "| fused |" in of_kernels(list(rows.values()))
+    plain, tokens = rows["none"]["saved"], 4 * 3 * 8
+    assert plain == rows["attention fused"]["saved"]
+    assert rows["attention eager"]["saved"] - plain == 4 * 3 * 4 * (8 * 8 - 8)
+    assert plain - rows["norm fused"]["saved"] == 2 * tokens * (16 + 1)  # what is scaled, and its divisor
+    assert plain - rows["elementwise fused"]["saved"] == tokens * 3 * 16  # silu of the gate
+    assert "| norm fused |" in of_kernels(list(rows.values()))
 
 
 def test_a_block_sums_twice_in_each_pass() -> None:

@@ -2,32 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import find_optimizer
 
 __all__ = ["KERNEL_TABLES"]
 
+_SWITCHES = ("attention", "norm", "elementwise", "loss")
 _MEANS = ("eager", "fused")
+
+
+def _first_given(config: RunConfig) -> str:
+    return next((switch for switch in _SWITCHES if getattr(config.kernels, switch) is not None), "")
+
+
+def _runs_traces(config: RunConfig) -> bool:
+    return any(getattr(config.kernels, switch) == "fused" for switch in _SWITCHES[1:])
+
+
+def _autocasts(config: RunConfig) -> bool:
+    precision = PRECISIONS.get(config.precision.name)
+    return precision is not None and precision.autocast is not None
+
+
+def _watches(config: RunConfig) -> bool:
+    kind = find_optimizer(config.optimizer)
+    return kind is not None and kind.watch is not None
+
+
+def _keys() -> Iterator[Row[RunConfig]]:
+    for switch in _SWITCHES:
+        path = f"kernels.{switch}"
+        yield Row(
+            path,
+            lambda c, switch=switch: getattr(c.kernels, switch) not in (None, *_MEANS),  # type: ignore[misc]
+            f"must be null or one of {', '.join(_MEANS)}",
+            fix=f"{path}=fused",
+        )
+
+
+_OWN = "Layers run the operators of their trace then"
 
 KERNEL_TABLES: tuple[Table[RunConfig], ...] = (
     Table(
         "Kernels",
         (
-            Row(
-                "kernels.attention",
-                lambda c: c.kernels.attention not in (None, *_MEANS),
-                f"must be null or one of {', '.join(_MEANS)}",
-                fix="kernels.attention=fused",
-            ),
+            *_keys(),
             Row(
                 "compile",
                 lambda c: c.compile,
-                "must be false with kernels.attention={kernels.attention}",
+                "must be false with kernels={kernels.name} or one of its switches",
                 "A compiled layer chooses its operators itself",
                 fix="compile=false",
-                when=lambda c: c.kernels.attention is not None,
+                when=lambda c: bool(_first_given(c)),
             ),
         ),
+    ),
+    Table(
+        "Fused norms, chains or losses",
+        (
+            Row(
+                "precision.name",
+                _autocasts,
+                "must be another with kernels.norm, kernels.elementwise or kernels.loss",
+                "Autocast chooses formats operator by operator, and would meet one operator for several",
+                fix="precision=bf16 or kernels=none",
+            ),
+            Row(
+                "approximate_backward.name",
+                lambda c: c.approximate_backward.name != "none",
+                "must be none with kernels.norm, kernels.elementwise or kernels.loss",
+                "Its functions are recognised one by one, and would be inside of an operator",
+                fix="approximate_backward=none",
+            ),
+            Row(
+                "optimizer.name",
+                _watches,
+                "must be another with kernels.norm, kernels.elementwise or kernels.loss",
+                f"{_OWN}, which call no modules for it to watch",
+                fix="optimizer=adamw",
+            ),
+            Row(
+                "zero.stage",
+                lambda c: c.zero.stage == 3,
+                "must be less than 3 with kernels.norm, kernels.elementwise or kernels.loss",
+                f"{_OWN}, which call no modules for DeepSpeed to gather their weights",
+                fix="zero.stage=2",
+            ),
+        ),
+        applies=_runs_traces,
     ),
 )
 """All tables of this file, in the order in which they are checked."""

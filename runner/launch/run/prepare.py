@@ -62,7 +62,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.launch.run.measured_plan import measured_plan
-    from runner.model.compiled import compile_problems
+    from runner.model.compiled import compile_problems, kernel_problems
     from runner.model.device import device_type
     from runner.model.pretrained.check import pretrained_problems
     from runner.profiling.meet import meet
@@ -70,7 +70,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
-    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
+    needs = [*compile_problems(config.compile, cuda=cuda), *kernel_problems(config.kernels, cuda=cuda)]
+    needs += zero_needs(config, cuda=cuda)
     needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
     raise_problems([*rules(config), *place, *absent_checkpoint(config), *callable_problems(config), *needs])

@@ -34,7 +34,7 @@ from runner.model.traced.conditions import Conditions, conditions_of
 from runner.model.traced.decided import asks_for_a_bool, deciding_comparisons
 from runner.model.traced.modes import computes_alike
 
-__all__ = ["Program", "trace"]
+__all__ = ["Program", "trace", "trace_mode"]
 
 _DROPPED = ("_assert_tensor_metadata",)  # they would fix dtype and device to those of the trace
 
@@ -99,6 +99,20 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         model.train(was_training)
         torch.set_rng_state(random_state)
     return programs
+
+
+def trace_mode(model: nn.Module, inputs: Any) -> Program:
+    """``model`` in the mode in which it is.
+
+    Args:
+        model: real or fake.
+        inputs: a batch of at least two samples, in the form that the model takes.
+
+    Raises:
+        Exception: it cannot be traced, or its forward makes buffers or puts others in their place.
+    """
+    with _keeping_its_buffers(model, type(model).__name__):
+        return _export(model, inputs)
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from runner.config.schema import KernelsConfig
 from runner.errors import Problem, RequestError
 
-__all__ = ["Kernels", "kernels_of"]
+__all__ = ["Attention"]
 
 _BACKENDS = {
     "eager": [SDPBackend.MATH],
@@ -25,12 +24,7 @@ _ATTENTION = (scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_at
 _NONE = "No available kernel"  # how torch begins to say it
 
 
-def kernels_of(config: KernelsConfig) -> Kernels | None:
-    """What the request asks for, or None if torch chooses."""
-    return None if config.attention is None else Kernels(config.attention)
-
-
-class Kernels:
+class Attention:
     """Computes attention in layers as asked.
 
     Args:
@@ -45,7 +39,7 @@ class Kernels:
         self._attention = attention
 
     def around(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The function, a layer, with these kernels."""
+        """The function, a layer, with this attention."""
 
         def run(value: Any) -> Any:
             with ExitStack() as held:
@@ -94,7 +88,7 @@ _only = _Choice().limited
 class _Seeing(TorchFunctionMode):
     """Notes a call of attention."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Attention) -> None:
         super().__init__()
         self._kernels = kernels
 
