@@ -152,6 +152,10 @@ class ParallelismConfig:
     scatter_boundaries: bool | None = None  # whether stages exchange one part per rank that divides layers; null = if
     # those are on one node, and there are several nodes
     # also: scatter_gather_tensors_in_pipeline
+    loss: str = "auto"  # divided logits: vocabulary: the loss takes parts; gathered: whole ones; auto: parts if it can
+    # also: loss_parallel, disable_loss_parallel=true -> gathered
+    tensor_sums: str = "auto"  # order of sums over parts: ordered: by rank; native: the library's; auto: by rank on CPU
+    order: str | None = None  # pipeline_inside: stages of a replica are neighbours; null = replicas of a stage are
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
     free: list[str] | None = None  # parallelism=auto: what it may change, as [pipeline,schedule]; null = everything
     search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough

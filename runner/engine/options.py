@@ -35,6 +35,7 @@ class EngineOptions:
         warmup_steps: number of first steps after each of which the pipeline is drained, so that they are synchronous.
         rescheduling_steps: the number of steps after the warm-up during which the learning rate of a late stage grows
             from a part of it to the whole, in an asynchronous schedule; None: it is always the whole.
+        tensor_sums: how ranks that divide layers sum, see :class:`runner.engine.transport.tensor_group.TensorGroup`.
         twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
@@ -60,6 +61,7 @@ class EngineOptions:
     post_validation: bool = False
     warmup_steps: int = 0
     rescheduling_steps: int | None = None
+    tensor_sums: str = "auto"
     twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None

@@ -286,7 +286,13 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
     cautions = tuple(_cautions(draft, time, measured=measured))
     return RunPlan(
         layout=layout.to_json(),
-        topology=Topology.grid(layout.pipeline, layout.data, layout.tensor, placement=schedule.rows),
+        topology=Topology.grid(
+            layout.pipeline,
+            layout.data,
+            layout.tensor,
+            placement=schedule.rows,
+            pipeline_inside=draft.config.parallelism.order == "pipeline_inside",
+        ),
         schedule=schedule,
         program=program,
         partition=stages.layers,
@@ -347,11 +353,11 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
 
 def _with_stashes(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures], ratio: float) -> StageCosts:
     """The costs with what other ranks keep for a time over the links to these ranks."""
-    schedule, columns = draft.schedule, draft.layout.data * draft.layout.tensor
+    schedule, layout = draft.schedule, draft.layout
     seconds = list(costs.stash)
     kept = dict.fromkeys((each.stage, each.peer) for each in schedule.moves if each.peer is not None)
     for stage, peer in kept:
-        link = draft.network.between(schedule.placement[0][stage], peer, columns)
+        link = draft.network.between(schedule.placement[0][stage], peer, layout.data, layout.tensor)
         seconds[stage] = link.seconds((figures[stage].saved_bytes + figures[stage].input_bytes) * ratio)
     return replace(costs, stash=seconds)
 

@@ -71,7 +71,12 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
-        "parts": [config.parallelism.tensor, config.parallelism.sharding, config.parallelism.sequence],
+        "parts": [
+            config.parallelism.tensor,
+            config.parallelism.sharding,
+            config.parallelism.sequence,
+            config.parallelism.loss,
+        ],
         "entries": config.parallelism.tensor > 1 and keeps_identities(config),
         "precision": config.precision.name,
         "approximate_backward": asdict(config.approximate_backward),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError
 from runner.model.boundary import flatten
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import cast_module, dtype_of, to_precision
@@ -22,10 +23,18 @@ def load_part(config: RunConfig, inputs: Any, targets: Any) -> LoadedModel:
     Args:
         config: the request.
         inputs, targets: a micro-batch, fake if the model is to be.
+
+    Raises:
+        RequestError: the loss is to take parts of the logits, and cannot.
     """
     if config.parallelism.tensor == 1:
         return load_model(config)
-    return load_model(config, shard=0, logits=_undivided(config, inputs, targets))
+    logits = "" if config.parallelism.loss == "gathered" else _undivided(config, inputs, targets)
+    if config.parallelism.loss == "vocabulary" and not logits:
+        rule = "needs a plain cross-entropy that alone reads the logits of a divided layer"
+        why = "Here the loss is another, or logits are not divided, or something else reads them and needs all"
+        raise RequestError([Problem("parallelism.loss", "vocabulary", rule, why, "parallelism.loss=auto")])
+    return load_model(config, shard=0, logits=logits)
 
 
 def _undivided(config: RunConfig, inputs: Any, targets: Any) -> str:

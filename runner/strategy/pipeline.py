@@ -267,7 +267,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         tensor_group = None
         division = getattr(module, "division", None)
         if division is not None:
-            shards, tensor_group = division.shards, TensorGroup(transport, view.shards)
+            shards, tensor_group = division.shards, TensorGroup(transport, view.shards, self.options.tensor_sums)
             division.group.exchange = tensor_group
         return Engine(
             view=view,

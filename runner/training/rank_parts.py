@@ -232,6 +232,7 @@ def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineSt
         warmup_steps=config.schedule.warmup_steps or 0,
         rescheduling_steps=config.schedule.lr_rescheduling,
         twin_check_every=config.schedule.twin_check_every,
+        tensor_sums=config.parallelism.tensor_sums,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
         offload_delay_seconds=config.offload.delay_seconds,

@@ -138,9 +138,58 @@ _NO_PARTS: Table[RunConfig] = Table(
             fix="parallelism.tensor=2",
             when=lambda c: is_given(c, "parallelism.scatter_boundaries"),
         ),
+        Row(
+            "parallelism.loss",
+            lambda c: c.parallelism.loss in ("vocabulary", "gathered"),
+            "belongs to parallelism.tensor=2 and more",
+            "It says how logits that ranks divide reach the loss",
+            fix="parallelism.tensor=2",
+            when=lambda c: is_given(c, "parallelism.loss"),
+        ),
+        Row(
+            "parallelism.tensor_sums",
+            lambda c: c.parallelism.tensor_sums in ("native", "ordered"),
+            "belongs to parallelism.tensor=2 and more",
+            "It says how ranks that divide layers sum what each of them has",
+            fix="parallelism.tensor=2",
+            when=lambda c: is_given(c, "parallelism.tensor_sums"),
+        ),
     ),
     applies=lambda c: c.parallelism.tensor == 1,
 )
+_LOSSES = ("auto", "vocabulary", "gathered")
+_SUMS = ("auto", "native", "ordered")
+_ORDERS = ("pipeline_inside",)
+_ORDER: Table[RunConfig] = Table(
+    "How ranks divide layers, and their order",
+    (
+        Row(
+            "parallelism.loss",
+            lambda c: c.parallelism.loss not in _LOSSES,
+            f"must be one of {', '.join(_LOSSES)}",
+            fix="parallelism.loss=auto",
+        ),
+        Row(
+            "parallelism.tensor_sums",
+            lambda c: c.parallelism.tensor_sums not in _SUMS,
+            f"must be one of {', '.join(_SUMS)}",
+            fix="parallelism.tensor_sums=auto",
+        ),
+        Row(
+            "parallelism.order",
+            lambda c: c.parallelism.order not in (None, *_ORDERS),
+            f"must be null or one of {', '.join(_ORDERS)}",
+            fix="parallelism.order=pipeline_inside",
+        ),
+        Row(
+            "parallelism.order",
+            lambda c: c.parallelism.order in _ORDERS and min(c.parallelism.pipeline, c.parallelism.data) == 1,
+            "belongs to parallelism.pipeline=2 and parallelism.data=2, or more",
+            "Without stages or without replicas there is one order of ranks",
+            fix="parallelism.order=null",
+        ),
+    ),
+)
 
-TENSOR_TABLES: tuple[Table[RunConfig], ...] = (_PARTS, _NO_PARTS)
+TENSOR_TABLES: tuple[Table[RunConfig], ...] = (_PARTS, _NO_PARTS, _ORDER)
 """All tables of this file, in the order in which they are checked."""

@@ -19,26 +19,30 @@ _PAIR = 2
 class TensorGroup:
     """Implements :class:`runner.model.sharded.group.Exchange`.
 
-    On the host, tensors are summed in the order of the ranks, so that every run, and a plain sum of the parts, gives
-    the same bits. Gloo does so for two ranks. For more it sums each part of a tensor in another order; there each rank
-    sends every other one its part, sums its own, and the sums are gathered, which are as many bytes as in a ring.
+    On the host, tensors are by default summed in the order of the ranks, so that every run, and a plain sum of the
+    parts, gives the same bits. Gloo does so for two ranks. For more it sums each part of a tensor in another order;
+    there each rank sends every other one its part, sums its own, and the sums are gathered, which are as many bytes as
+    in a ring.
 
     Args:
         transport: this rank's transport.
         ranks: the global ranks of the group, in the order of their parts.
+        sums: ``ordered``: in the order of the ranks; ``native``: as the transport does; ``auto``: see above. What is
+            summed to be divided again is summed in that order in any case.
 
     Attributes:
         sent: counts the bytes that this rank has sent.
         counts: whether what is sent counts; only that of training does.
     """
 
-    def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
+    def __init__(self, transport: Transport, ranks: Sequence[int], sums: str = "auto") -> None:
         self.sent = SentBytes()
         self.counts = True
         self._transport = transport
         self._ranks = tuple(ranks)
         self._index = self._ranks.index(transport.rank)
-        self._in_order = transport.device.type == "cpu" and len(self._ranks) > _PAIR
+        differs = transport.device.type == "cpu" and len(self._ranks) > _PAIR
+        self._in_order = sums == "ordered" or (sums == "auto" and differs)
 
     def all_reduce(self, value: Tensor) -> Tensor:
         if self._in_order:

@@ -44,7 +44,12 @@ __all__ = [
 AUTO = "parallelism=auto"
 _SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.free", "parallelism.search", "planner")
 _DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
-_OF_PARTS = ("parallelism.sharding", "parallelism.sequence")  # what only divided layers are asked with
+_OF_PARTS = (
+    "parallelism.sharding",
+    "parallelism.sequence",
+    "parallelism.loss",
+    "parallelism.tensor_sums",
+)  # what only divided layers are asked with
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
 
 
@@ -378,7 +383,9 @@ class LayoutJudge:
 
         config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
         if config.parallelism.tensor == 1:
-            config.parallelism = replace(config.parallelism, sharding=None, sequence=False)
+            config.parallelism = replace(
+                config.parallelism, sharding=None, sequence=False, loss="auto", tensor_sums="auto"
+            )
         checkpointing = config.activation_checkpoint
         if checkpointing.name == "selective" and not checkpointing.given:
             setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know

@@ -75,13 +75,21 @@ class Topology:
 
     @classmethod
     def grid(
-        cls, pipeline: int, data: int, tensor: int = 1, *, placement: Sequence[Sequence[int]] | None = None
+        cls,
+        pipeline: int,
+        data: int,
+        tensor: int = 1,
+        *,
+        placement: Sequence[Sequence[int]] | None = None,
+        pipeline_inside: bool = False,
     ) -> Topology:
         """Make the topology of pipelines of equal shape: ``rank = (pipe * data + d) * tensor + t``.
 
         Args:
             pipeline, data, tensor: degrees, each at least 1.
             placement: rows of stage -> pipe position, as in a Schedule; default: one row with stage s on position s.
+            pipeline_inside: whether neighbours are the positions of a replica instead, ``rank = (d * pipeline + pipe) *
+                tensor + t``.
 
         Raises:
             ValueError: if a degree is below 1, or the placement does not use exactly the pipe positions.
@@ -91,9 +99,10 @@ class Topology:
         rows = placement if placement is not None else (tuple(range(pipeline)),)
         if {position for row in rows for position in row} != set(range(pipeline)):
             raise ValueError(f"the placement must use the pipe positions 0 .. {pipeline - 1}, all of them")
+        outer, inner = (1, pipeline) if pipeline_inside else (data, 1)
         return cls(
             tuple(
-                Seat(row, stage, d, t, (position * data + d) * tensor + t)
+                Seat(row, stage, d, t, (position * outer + d * inner) * tensor + t)
                 for row, positions in enumerate(rows)
                 for stage, position in enumerate(positions)
                 for d in range(data)

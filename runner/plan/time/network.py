@@ -1,7 +1,8 @@
 """The links of a run, in classes from inside to outside: an island of devices, a node, the network between nodes.
 
 Two ranks use the first class that has a group of which both are members. Ranks are numbered
-(pipeline · data + replica) · tensor + part, and each group of a class has neighbouring ones.
+(pipeline · data + replica) · tensor + part, or (replica · stages + pipeline) · tensor + part where the ranks of a
+pipeline are neighbours, and each group of a class has neighbouring ones.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class Network:
         node: ranks of a node, which share the first class if it is shared and holds all ranks; None: all are on one.
         delay_seconds: latency of the slower link of ``transport``, which each message passes first.
         bytes_per_second: speed of that link; None: it adds no time for bytes.
+        pipeline: the places of a pipeline whose ranks are neighbours; None: the replicas of a stage are.
     """
 
     classes: tuple[LinkClass, ...] = (LinkClass(Link()),)
     node: int | None = None
     delay_seconds: float = 0.0
     bytes_per_second: float | None = None
+    pipeline: int | None = None
 
     @property
     def inside(self) -> Link:
@@ -66,13 +69,23 @@ class Network:
             tensor: ranks that divide layers.
         """
         return tuple(
-            slowest(self.between(row[stage], row[stage + 1], data * tensor) for row in rows)
+            slowest(self.between(row[stage], row[stage + 1], data, tensor) for row in rows)
             for stage in range(len(rows[0]) - 1)
         )
 
-    def between(self, place: int, other: int, columns: int) -> Link:
-        """The link from one place in the pipeline to another, if each of the ``columns`` ranks there sends at once."""
-        return self._together((place * columns + each, other * columns + each) for each in range(columns))
+    def between(self, place: int, other: int, data: int, tensor: int) -> Link:
+        """The link from one place in the pipeline to another, if each of the ``data * tensor`` ranks there sends."""
+        return self._together(
+            (one + part, two + part)
+            for one, two in zip(self._ranks(place, data, tensor), self._ranks(other, data, tensor), strict=True)
+            for part in range(tensor)
+        )
+
+    def _ranks(self, place: int, data: int, tensor: int) -> list[int]:
+        """The first rank of each replica at a place in the pipeline."""
+        if self.pipeline is None:
+            return [(place * data + replica) * tensor for replica in range(data)]
+        return [(replica * self.pipeline + place) * tensor for replica in range(data)]
 
     def replicas(self, places: Iterable[int], data: int, tensor: int) -> Link:
         """The slowest link of the rings of a stage's replicas, of which each part of its layers has one.
@@ -81,7 +94,7 @@ class Network:
             places: the places in the pipeline of the ranks that have the stage.
             data, tensor: see :meth:`boundaries`.
         """
-        ranks = [(place * data + replica) * tensor for place in places for replica in range(data)]
+        ranks = [rank for place in places for rank in self._ranks(place, data, tensor)]
         pairs = [
             (one + part, other + part) for one, other in zip(ranks, ranks[1:], strict=False) for part in range(tensor)
         ]
@@ -157,7 +170,8 @@ def network_of(config: RunConfig, link: Link | None = None) -> Network:
             classes = [LinkClass(classes[0].link, asked.devices_per_node), network]
     if link is not None:
         classes[0] = LinkClass(link, classes[0].ranks, classes[0].shared)
-    return Network(tuple(classes), asked.devices_per_node, slower.delay_seconds, slower.bytes_per_second)
+    pipeline = config.parallelism.pipeline if config.parallelism.order == "pipeline_inside" else None
+    return Network(tuple(classes), asked.devices_per_node, slower.delay_seconds, slower.bytes_per_second, pipeline)
 
 
 def one_link(link: Link) -> Network:

@@ -72,7 +72,10 @@ class _Seconds:
     def _in_the_host(self, part: float) -> float:
         """Gradients go out, weights come back, and the update is bound by the host's memory."""
         link, memory = self._hardware.host_link_bytes_per_second, self._hardware.host_memory_bytes_per_second
-        neighbours = min(self._config.parallelism.data, self._hardware.devices_per_node or self._replicas)
+        degrees = self._config.parallelism
+        between = degrees.pipeline * degrees.tensor if degrees.order == "pipeline_inside" else 1
+        here = max(1, (self._hardware.devices_per_node or self._replicas * between) // between)
+        neighbours = min(degrees.data, here)
         travel = 2 * part / link if link else 0.0
         return travel + (self._moved(part) * neighbours / memory if memory else 0.0)
 
