@@ -115,7 +115,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         samples=samples,
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
-        optimizer_constant_bytes=optimizer_of(config.optimizer).constant_bytes,
+        optimizer_constant_bytes=_table_bytes(config, profile),
         **_compression_figures(config, profile),
     )
     if can_be_timed(config, profile):
@@ -159,6 +159,13 @@ def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
         )
     why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
     return Problem("model.target", config.model.target, "must have parameters to train", why)
+
+
+def _table_bytes(config: RunConfig, profile: ModelProfile) -> int:
+    """The bytes of the optimizer's tables, which small tensors do not need."""
+    kind = optimizer_of(config.optimizer)
+    shapes = [shape for layer in (*profile.layers, profile.loss) for shape in layer.trained_shapes]
+    return kind.constant_bytes if any(prod(shape) >= kind.table_elements for shape in shapes) else 0
 
 
 def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:

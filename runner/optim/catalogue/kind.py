@@ -47,7 +47,7 @@ class OptimizerKind:
         values_by_axes: number of states per element of a parameter with so many axes, if these make a difference.
         state_bytes: bytes of the states of a tensor with the given number of elements, if they are not ``values`` in
             the parameter's own format.
-        constant_bytes: size of tables that it keeps once.
+        constant_bytes: size of tables that it keeps once, if it updates a tensor of at least ``table_elements``.
         temporaries: tensors of the size of a parameter that its update makes and drops.
         lingering: how many of them are dropped only when the next parameter's are made, as torch's loops do it.
         at_once: bytes of an element that an update makes and drops of all weights of a rank together, by the number of
@@ -93,6 +93,7 @@ class OptimizerKind:
     values_by_axes: Callable[[int], float] | None = None
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
+    table_elements: int = 0
     temporaries: int = 2
     lingering: int = 1
     at_once: Callable[[int], float] | None = None

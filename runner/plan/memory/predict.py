@@ -79,7 +79,7 @@ def predict_memory(
         copy = _copied_bytes(figures, profile, schedule, rank) // needs.copied_by if needs.copied_by is not None else 0
         here = 0 if needs.accelerated else copy
         every = [replace(own, states=_with_copies(own.states, backup=needs.backup, copy=here)) for own in every]
-        walk = RankWalk(schedule, rank, figures, predicting)
+        walk = RankWalk(schedule, rank, figures, predicting, planned_reductions)
         parts.append(walk.peaks(actions, living[rank], every))
         host.append(offloaded + copy if needs.accelerated else 0)
     fullest = tuple(max(own, key=lambda each: each.total) for own in parts)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from runner.plan.reductions import Reduction
 from runner.plan.stages.figures import StageFigures
 from runner.plan.stages.on_the_way import OnTheWay
 from runner.plan.values import MemoryParts
@@ -56,6 +57,7 @@ class RankWalk:
         rank: the rank's position in its pipeline.
         figures: the figures of each stage.
         before_compute: for each stage, the bytes that are made and dropped before each forward and backward.
+        reductions: what compressors need for each stage, from its last backward on; empty if there are none.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class RankWalk:
         rank: int,
         figures: Sequence[StageFigures],
         before_compute: Sequence[int],
+        reductions: Sequence[Reduction] = (),
     ) -> None:
         self._schedule = schedule
         self._rank = rank
         self._figures = figures
         self._before_compute = before_compute
+        self._reductions = reductions
         self._room = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
         self._on_the_way = OnTheWay(self._room)
         self._began: set[int] = set()  # the stages that have run a backward
@@ -100,14 +104,21 @@ class RankWalk:
                 left[each.begins].add(each.fill)
         self._on_the_way, self._began = OnTheWay(self._room), set()
         peaks, alive, held = dict.fromkeys(Moment, (0, 0)), activations[None], buffers[None]
+        waiting = 0  # of sums that have begun; the bytes of an update contain them
         for action in self._as_posted(actions):
+            waiting = 0 if action.op is Op.STEP else waiting
             if action.op in COMPUTE or action.op is Op.STEP:
                 transient = self._transient(action, frozenset(left.get(action, ())))
                 if action.op is not Op.STEP:
                     transient = max(transient, self._before_compute[action.stage])
-                buffered = held + self._cast_by(action)
+                buffered = held + waiting + self._cast_by(action)
                 for moment, more in self._moments(action, transient):
                     peaks[moment] = max(peaks[moment], (alive + more, buffered), key=sum)
+            if self._reductions and action.op is Op.REDUCE:  # other stages of the rank may still compute
+                of_stage = self._reductions[action.stage]
+                at_once = held + waiting + of_stage.temporary_bytes
+                peaks[Moment.COMPUTING] = max(peaks[Moment.COMPUTING], (alive, at_once), key=sum)
+                waiting += of_stage.waiting_bytes
             if action.op in (Op.B, Op.I):
                 self._began.add(action.stage)
             alive += activations.get(action, 0)

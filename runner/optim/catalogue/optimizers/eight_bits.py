@@ -46,6 +46,7 @@ ADAM8BIT = OptimizerKind(
     values=2.0,
     state_bytes=_state_bytes,
     constant_bytes=_CODES,
+    table_elements=SMALLEST,
     reads=BETAS,
     decoupled=True,
     package="bitsandbytes",
