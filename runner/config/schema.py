@@ -155,6 +155,7 @@ class ParallelismConfig:
     loss: str = "auto"  # divided logits: vocabulary: the loss takes parts; gathered: whole ones; auto: parts if it can
     # also: loss_parallel, disable_loss_parallel=true -> gathered
     tensor_sums: str = "auto"  # order of sums over parts: ordered: by rank; native: the library's; auto: by rank on CPU
+    batch_sliced: list[str] | None = None  # modules of which each rank that divides layers computes a part of the batch
     order: str | None = None  # pipeline_inside: stages of a replica are neighbours; null = replicas of a stage are
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
     free: list[str] | None = None  # parallelism=auto: what it may change, as [pipeline,schedule]; null = everything

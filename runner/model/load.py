@@ -284,6 +284,7 @@ def trace_layers(
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
+    raise_problems(_untraceable_slices(config))
     programs = trace(model, _traced_inputs([model], config), config.model.target)
     return _segments(model, programs, config, division, kernels)
 
@@ -370,6 +371,20 @@ def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: l
         problems.append(Problem("model.split_points", point, "must name modules before which to cut", cut, fix))
     raise_problems(problems)
     return sorted(cuts)
+
+
+def _untraceable_slices(config: RunConfig) -> Iterator[Problem]:
+    """A problem with modules that run for a part of the batch, if the batch is one that ranks can divide."""
+    if config.parallelism.batch_sliced and config.parallelism.tensor > 1:
+        pipeline = config.parallelism.pipeline > 1
+        rule = (
+            f"needs {'parallelism.pipeline=1' if pipeline else 'rules for what is divided'} for a model without layers"
+        )
+        why = "Else it is traced, and a trace is of one number of samples: divided or not"
+        fix = (
+            "parallelism.pipeline=1" if pipeline else "'parallelism.sharding={classifier.0: column, classifier.2: row}'"
+        )
+        yield Problem("parallelism.batch_sliced", config.parallelism.batch_sliced, rule, why, fix)
 
 
 def _untraceable(config: RunConfig) -> Iterator[Problem]:

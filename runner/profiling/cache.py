@@ -76,6 +76,7 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
             config.parallelism.sharding,
             config.parallelism.sequence,
             config.parallelism.loss,
+            config.parallelism.batch_sliced,
         ],
         "entries": config.parallelism.tensor > 1 and keeps_identities(config),
         "precision": config.precision.name,

@@ -53,6 +53,13 @@ _PARTS: Table[RunConfig] = Table(
             "parallelism.scatter_boundaries=null",
         ),
         _row(
+            "parallelism.batch_sliced",
+            lambda c: bool(c.parallelism.batch_sliced) and c.parallelism.sequence,
+            "must be null with parallelism.sequence=true",
+            "Values would be divided by tokens and by samples",
+            "parallelism.sequence=false",
+        ),
+        _row(
             "compression.name",
             lambda c: c.compression.name not in COMPRESSORS,
             f"must be one of {', '.join(COMPRESSORS)}",
@@ -145,6 +152,14 @@ _NO_PARTS: Table[RunConfig] = Table(
             "It says how logits that ranks divide reach the loss",
             fix="parallelism.tensor=2",
             when=lambda c: is_given(c, "parallelism.loss"),
+        ),
+        Row(
+            "parallelism.batch_sliced",
+            lambda c: c.parallelism.batch_sliced is not None,
+            "belongs to parallelism.tensor=2 and more",
+            "It names modules that ranks run for a part of the batch before layers that they divide",
+            fix="parallelism.tensor=2",
+            when=lambda c: is_given(c, "parallelism.batch_sliced"),
         ),
         Row(
             "parallelism.tensor_sums",

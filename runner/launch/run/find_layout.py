@@ -49,6 +49,7 @@ _OF_PARTS = (
     "parallelism.sequence",
     "parallelism.loss",
     "parallelism.tensor_sums",
+    "parallelism.batch_sliced",
 )  # what only divided layers are asked with
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
 
@@ -384,7 +385,7 @@ class LayoutJudge:
         config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
         if config.parallelism.tensor == 1:
             config.parallelism = replace(
-                config.parallelism, sharding=None, sequence=False, loss="auto", tensor_sums="auto"
+                config.parallelism, sharding=None, sequence=False, loss="auto", tensor_sums="auto", batch_sliced=None
             )
         checkpointing = config.activation_checkpoint
         if checkpointing.name == "selective" and not checkpointing.given:

@@ -78,6 +78,7 @@ class ShardGroup:
         name: names the group in operators; only this process knows it.
         exchange: what the ranks do together.
         is_apart: whether the ranks draw random numbers of their own at present.
+        is_slicing: whether each of them computes a part of the samples at present.
     """
 
     def __init__(self, degree: int, index: int, *, shares_entries: bool = True) -> None:
@@ -85,9 +86,11 @@ class ShardGroup:
         self.name = f"shards{next(_numbers)}"
         self.exchange: Exchange = _Alone(degree)
         self.is_apart = False
+        self.is_slicing = False
         self._shares_entries = shares_entries
         self._random: tuple[int, torch.device, Tensor] | None = None  # when the layers that are divided began
         self._entered: dict[int, _Entry] = {}
+        self._sliced: dict[int, _Entry] = {}
         _groups[self.name] = self
 
     def own(self, value: Tensor, dim: int) -> Tensor:
@@ -115,9 +118,26 @@ class ShardGroup:
 
         The note goes with the tensor: it keeps neither the tensor nor, once that is gone, the entry.
         """
-        if not self._shares_entries or value.is_inference():  # which has no count of its changes
+        if self._shares_entries:
+            self._note(self._entered, value, made)
+
+    def remember_part(self, whole: Tensor, part: Tensor) -> None:
+        """Note of which samples of this rank, beside those of others, a tensor was made; see :meth:`remember`."""
+        self._note(self._sliced, whole, part)
+
+    def part_behind(self, value: Tensor) -> Tensor | None:
+        """This rank's samples of a tensor that was made of all ranks', or of a view of it with as many samples."""
+        whole = value if value._base is None else value._base
+        entry = self._sliced.get(id(whole))
+        if entry is None or entry.value() is not whole or entry.moment != _moment(whole):
+            return None
+        same = value.numel() == whole.numel() and len(value) == len(whole) and value.is_contiguous()
+        return entry.made.reshape(len(entry.made), *value.shape[1:]) if same else None
+
+    def _note(self, entries: dict[int, _Entry], value: Tensor, made: Tensor) -> None:
+        if value.is_inference():  # which has no count of its changes
             return
-        entries, key = self._entered, id(value)
+        key = id(value)
 
         def gone(reference: weakref.ref[Tensor]) -> None:
             if key in entries and entries[key].value is reference:

@@ -21,6 +21,7 @@ __all__ = [
     "enter_alone",
     "gather",
     "gather_parts",
+    "gather_slices",
     "largest",
     "keep_part",
     "leave",
@@ -56,6 +57,11 @@ def _reduce_scatter(value: Tensor, dim: int, group: str) -> Tensor:
     return place.exchange.reduce_scatter(value.contiguous(), dim)
 
 
+@torch.library.custom_op("runner_shards::entry", mutates_args=())
+def _entry(part: Tensor, whole: Tensor, group: str) -> Tensor:
+    return whole.clone(memory_format=torch.contiguous_format)
+
+
 @torch.library.custom_op("runner_shards::own", mutates_args=())
 def _own(value: Tensor, dim: int, group: str) -> Tensor:
     return group_of(group).own(value, dim).clone(memory_format=torch.contiguous_format)
@@ -73,6 +79,11 @@ def _longer(value: Tensor, dim: int, partial: bool, group: str) -> Tensor:
     shape = list(value.shape)
     shape[dim] *= group_of(group).degree
     return value.new_empty(shape)
+
+
+@_entry.register_fake
+def _as_whole(part: Tensor, whole: Tensor, group: str) -> Tensor:
+    return torch.empty_like(whole, memory_format=torch.contiguous_format)
 
 
 def _shorter(value: Tensor, dim: int, group: str) -> Tensor:
@@ -110,10 +121,15 @@ def _gather_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     return part(gradient, ctx.dim, ctx.group), None, None, None
 
 
+def _entry_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return _reduce_scatter(gradient, 0, ctx.group), None, None
+
+
 def _scatter_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return _all_gather(gradient, ctx.dim, False, ctx.group), None, None
 
 
+_entry.register_autograd(_entry_back, setup_context=_note_group)
 _identity.register_autograd(_sum_back, setup_context=_note_group)
 _all_reduce.register_autograd(_identity_back, setup_context=_note_group)
 _all_gather.register_autograd(_gather_back, setup_context=_note_gather)
@@ -129,7 +145,8 @@ def enter(value: Tensor, group: str) -> Tensor:
     place = group_of(group)
     made = place.known(value)
     if made is None:
-        made = _identity(value, group)
+        part = place.part_behind(value)
+        made = _identity(value, group) if part is None else _entry(part, value, group)
         place.remember(value, made)
     place.draw_apart(value.device)
     return made
@@ -156,6 +173,16 @@ def keep_part(value: Tensor, group: str) -> Tensor:
     """A value of which each rank has a part, for readers that take the part."""
     _end(group)
     return value
+
+
+def gather_slices(value: Tensor, group: str) -> Tensor:
+    """All samples, of which each rank has a part, for readers that are the same on all ranks.
+
+    Layers that are divided and read them sum the gradients of all samples and get those of their own in one exchange.
+    """
+    made = gather(value, 0, group)
+    group_of(group).remember_part(made, value)
+    return made
 
 
 def gather_parts(value: Tensor, dim: int, group: str) -> Tensor:

@@ -22,6 +22,7 @@ from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
 from runner.model.sharded.adapters import DRAWS, divide_draws, has_adapter, ways_beside
 from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.slices import PATH, slice_batches
 from runner.model.sharded.values import HeldPart, Shard
 from runner.model.sharded.wrap import STYLES, divide, keep_apart, why_not
 from runner.model.traced.operators import Program
@@ -83,6 +84,7 @@ class Division:
         group: the ranks.
         rules: what ``parallelism.sharding`` says, or None.
         sequence: whether values between layers shall be divided by tokens.
+        sliced: patterns of modules of which each rank computes a part of the samples.
 
     Attributes:
         shards: the part of each divided weight by its global name; those of layers that are not built yet are missing.
@@ -99,6 +101,7 @@ class Division:
     group: ShardGroup
     rules: Rules | None = None
     sequence: bool = False
+    sliced: tuple[str, ...] = ()
     shards: dict[str, Shard] = field(default_factory=dict)
     divides: bool = False
     left: list[str] = field(default_factory=list)
@@ -108,12 +111,15 @@ class Division:
     gathered: str = ""
     divides_tokens: bool = False
     together: list[str] = field(default_factory=list)
+    _sliced: set[str] = field(default_factory=set)
     _named: list[str] = field(default_factory=list)
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def problems(self, target: str) -> list[Problem]:
         """What is wrong when all layers have been built: nothing is divided, or a rule of the user's fits nothing."""
-        unused = list(unused_patterns(self.rules, self._named)) if self.rules and self.rules.source == _SHARDING else []
+        asked = self.rules.patterns if self.rules and self.rules.source == _SHARDING else ()
+        unused = list(unused_patterns(_SHARDING, [pattern for pattern, _ in asked], self._named))
+        unused += list(unused_patterns(PATH, [each for each in self.sliced if each not in self._sliced], self._named))
         if not self.shards and not unused:
             why = "; ".join(self.left[:_MOST_REASONS]) or f"Nothing says how layers of {target} are divided"
             rule = "must divide a layer"
@@ -200,6 +206,9 @@ class Division:
             for local, weight in place.module.named_parameters(recurse=False):
                 if f"{place.name}.{local}" in self.shards:
                     self._hold(f"{place.name}.{local}", weight)
+        found = list(slice_batches(named, self.sliced, self.group))
+        raise_problems([problem for _, problem in found if problem is not None])
+        self._sliced |= {pattern for pattern, _ in found}
 
     def _places(self, named: Sequence[tuple[str, nn.Module]]) -> Iterator[_Place]:
         for name, module in named:
@@ -274,10 +283,11 @@ def division_of(config: RunConfig, made: Any, shard: int | None) -> Division | N
     if shard is None or degree == 1:
         return None
     group = ShardGroup(degree, shard, shares_entries=keeps_identities(config))
+    sliced = tuple(map(str, config.parallelism.batch_sliced or ()))
     if asked is None:
-        return Division(group, rules_of(made), config.parallelism.sequence)
+        return Division(group, rules_of(made), config.parallelism.sequence, sliced)
     rules = Rules(tuple((str(pattern), way) for pattern, way in asked.items()), _SHARDING)  # a name may be a number
-    return Division(group, rules, config.parallelism.sequence)
+    return Division(group, rules, config.parallelism.sequence, sliced)
 
 
 def rules_of(module: Any, name: str = "") -> Rules | None:
@@ -330,10 +340,10 @@ def _fits(pattern: str, name: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
 
 
-def unused_patterns(rules: Rules, names: Sequence[str]) -> Iterator[Problem]:
-    """Problems with patterns that fit no module."""
-    for pattern, style in rules.patterns:
+def unused_patterns(path: str, patterns: Sequence[str], names: Sequence[str]) -> Iterator[Problem]:
+    """Problems with patterns of a key that fit no module."""
+    for pattern in patterns:
         if not any(_fits(pattern, name) for name in names):
             near = did_you_mean(pattern, list(names))
             why = f"Did you mean {near}?" if near else "The model has no module of this name"
-            yield Problem(_SHARDING, {pattern: style}, "must name modules", why)
+            yield Problem(path, pattern, "must name modules", why)
