@@ -11,7 +11,7 @@ from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.memory.needs import MemoryNeeds
-from runner.plan.memory.zero import flattened_bytes, sharing_of, weight_widths
+from runner.plan.memory.zero import averages_per_gradient_byte, flattened_bytes, sharing_of, weight_widths
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
@@ -163,6 +163,7 @@ def _memory_needs(
         at_once=kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
         states_over=data if by_itself else None,
+        averages=averages_per_gradient_byte(config),
         flattened=flattened_bytes(config),
         accelerated=on_accelerator(config, machine.device_memory_bytes),
         extra=_extra_copies(schedule, prediction, data),

@@ -101,6 +101,11 @@ FOUND = {
     "tables of 8-bit moments are not there for small tensors": Found(
         "buffers", "parallelism.pipeline=4 optimizer=adam8bit"
     ),
+    "averaged weights are whole on every replica, whose states are shared out": Found(
+        "skips",
+        "schedule=hanayo parallelism.pipeline=2 parallelism.data=2 schedule.microbatches=2 zero.stage=1"
+        " trainer.ema_decay=0.9",
+    ),
     "a step that the loss scale skips has no gradients": Found(
         "shared", "schedule=gpipe parallelism.pipeline=2 data.batch_size=1 precision=fp16_mixed"
     ),

@@ -61,6 +61,7 @@ BYTES = {
 PEAKS = {
     "several": (*TWICE, "zero.stage=2", "optimizer=sgd"),
     "offloaded": (*TWICE, "zero.stage=2", *CPU),
+    "averaged": (*TWICE, "zero.stage=2", "trainer.ema_decay=0.9"),
     "unsharded_in_turn": (*WIDE, "zero.stage=1", "zero.bucket_elements=300"),
 }
 FEW_BITS = (*TWICE, "optimizer.betas=[0.9,0.98]", "checkpoint.every=2", "checkpoint.keep=2")

@@ -25,6 +25,7 @@ class MemoryNeeds:
         sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
         states_over: number of replicas over which only the optimizer's states are sharded, one of them too; None if
             they are not, so that weights are updated one by one.
+        averages: bytes of averaged weights per byte of gradient, which are not sharded.
         flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
         accelerated: whether the device has its own memory, separate from the host's.
         extra: for each stage, what is held of its weights besides the newest ones; empty: the older versions that the
@@ -42,6 +43,7 @@ class MemoryNeeds:
     at_once: float = 0.0
     sharing: ZeroSharing | None = None
     states_over: int | None = None
+    averages: float = 0.0
     flattened: int = 0
     accelerated: bool = True
     extra: tuple[ExtraCopies, ...] = ()

@@ -104,7 +104,7 @@ def _own_states(
     step_bytes = max(step_bytes, compressing_bytes(planned))
     if needs.states_over is not None:
         norms = needs.norm_copies * max((one.largest_parameter_bytes for one in held), default=0)
-        states, step_bytes = _over_replicas(states, needs.temporaries, needs.states_over)
+        states, step_bytes = _over_replicas(states, needs, needs.states_over)
         step_bytes = max(step_bytes, norms)
     return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))
 
@@ -216,14 +216,15 @@ def _with_divided_gradient(stage: StageFigures) -> StageFigures:
     )
 
 
-def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
+def _over_replicas(states: MemoryParts, needs: MemoryNeeds, replicas: int) -> tuple[MemoryParts, int]:
     """Shard the optimizer's states over replicas; return the new parts and the bytes that a step makes and drops.
 
     A step makes the gradients and temporary tensors of its own part, and then the updated parts of all replicas.
     """
     part = -(-states.gradients // replicas)
-    shared = replace(states, optimizer=-(-states.optimizer // replicas))
-    return shared, max((1 + temporaries) * part, part * replicas)
+    whole = round(needs.averages * states.gradients)
+    shared = replace(states, optimizer=whole + -(-(states.optimizer - whole) // replicas))
+    return shared, max((1 + needs.temporaries) * part, part * replicas)
 
 
 def wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:

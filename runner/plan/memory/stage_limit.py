@@ -116,7 +116,8 @@ class StageMemoryLimit:
         if sharing is not None:
             return shared_states(sharing, figures, 0, accelerated=self.needs.accelerated).states.total
         extra = self.needs.extra[stage].held_bytes(figures) if self.needs.extra else 0
-        states = figures.optimizer_bytes // (self.needs.states_over or 1)
+        whole = round(self.needs.averages * figures.gradient_bytes)
+        states = whole + (figures.optimizer_bytes - whole) // (self.needs.states_over or 1)
         return extra + figures.weight_bytes + figures.gradient_bytes + states
 
 

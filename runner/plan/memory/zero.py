@@ -16,8 +16,18 @@ from runner.plan.memory.weight_places import WeightPlaces, weight_places
 from runner.plan.stages.figures import StageFigures
 from runner.profile import ModelProfile
 
-__all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
+__all__ = [
+    "FLATTENED",
+    "MOST_GATHERED",
+    "StateBytes",
+    "ZeroSharing",
+    "averages_per_gradient_byte",
+    "flattened_bytes",
+    "sharing_of",
+    "weight_widths",
+]
 
+_FP32 = 4
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements; stage_1_and_2.py: nccl_start_alignment_factor
 MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
@@ -73,6 +83,7 @@ class ZeroSharing:
         masters: bytes of master weights among the profile's states, per byte of gradient, if the states are counted for
             each parameter (in blocks) and not as ``states`` values per element; otherwise None.
         constant_bytes: bytes of the optimizer's tables, which do not depend on the weights.
+        averages: bytes of averaged weights per byte of gradient, which every replica has whole on its device.
         places: where the weights of the model lie; without it, partitions are taken to cut no weight.
     """
 
@@ -90,16 +101,23 @@ class ZeroSharing:
     ratio: float = 1.0
     masters: float | None = None
     constant_bytes: int = 0
+    averages: float = 0.0
     places: WeightPlaces = WeightPlaces()
 
     def held(self, figures: StageFigures) -> StateBytes:
         """The bytes that are held between steps."""
+        found = self._shared_out(figures)
+        return replace(found, optimizer=found.optimizer + round(self.averages * figures.gradient_bytes))
+
+    def _shared_out(self, figures: StageFigures) -> StateBytes:
+        """The same without averaged weights."""
         part = self._partition(figures)
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
         copies = 2 if self.delayed else 0
         states = part * self.master_width * self.states
         if self.masters is not None:
-            states = (figures.optimizer_bytes - self.masters * figures.gradient_bytes) / self.replicas
+            whole = self.masters + self.averages
+            states = (figures.optimizer_bytes - whole * figures.gradient_bytes) / self.replicas
         updated = round(part * self.master_width * (1 + copies) + states) + self.constant_bytes
         if self.stage < 3:
             flat = part * self.replicas * self.weight_width
@@ -306,7 +324,12 @@ def weight_widths(config: RunConfig) -> tuple[int, int]:
     """The bytes of an element of the weights, and of an element of what the optimizer updates."""
     precision = PRECISIONS[config.precision.name]
     width = _WIDTHS[precision.weights]
-    return width, 4 if precision.master_weights else width
+    return width, _FP32 if precision.master_weights else width
+
+
+def averages_per_gradient_byte(config: RunConfig) -> float:
+    """The bytes of averaged weights, which are in fp32, per byte of gradient."""
+    return _FP32 / weight_widths(config)[0] if config.trainer.ema_decay is not None else 0.0
 
 
 def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:
@@ -315,8 +338,9 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         return None
     width, master = weight_widths(config)
     kind = optimizer_of(config.optimizer)
-    # The profile counts masters among the states, and counts each state with the width of its weight.
-    values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
+    # The profile counts masters and averages among the states, and each state with the width of its weight.
+    averages = averages_per_gradient_byte(config)
+    values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte - averages
     return ZeroSharing(
         stage=config.zero.stage,
         replicas=config.parallelism.data,
@@ -332,5 +356,6 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         ratio=config.offload.ratio,
         masters=profile.master_bytes_per_gradient_byte if kind.state_bytes is not None else None,
         constant_bytes=kind.constant_bytes,
+        averages=averages,
         places=weight_places(profile, width),
     )
