@@ -21,6 +21,7 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean, raise_problems
 from runner.model.layers import LayerSource
 from runner.model.sharded.adapters import DRAWS, divide_draws, has_adapter, ways_beside
+from runner.model.sharded.experts import are_experts
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.slices import PATH, slice_batches
 from runner.model.sharded.values import HeldPart, Shard
@@ -34,6 +35,7 @@ _SHARDING = "parallelism.sharding"
 _DEGREE = "parallelism.tensor"
 _SEQUENCE = "parallelism.sequence"
 _MOST_REASONS = 3
+_TRANSFORMERS = "the model's transformers plan"
 
 _OF_TRANSFORMERS = {
     "colwise": "column",
@@ -45,18 +47,18 @@ _OF_TRANSFORMERS = {
     "embedding_rowwise": "embedding",
     "replicated_with_grad_allreduce": "partial",
     "replicate": "whole",
+    "moe_tp_experts": "experts",
 }
 """transformers' names of ways, which say the same."""
 
 _EXPERTS = (
-    "moe_tp_experts",
     "moe_identity_expert",
     "packed_colwise",
     "packed_rowwise",
     "grouped_gemm",
     "ep_dispatch_experts",
 )
-"""Ways of mixtures of experts; these stay whole, which is the same on every rank."""
+"""Further ways of mixtures of experts, and of their weights, which are divided with the module that has them."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,8 @@ class Division:
                 if style is not None and has_adapter(each):
                     beside |= {f"{full}.{inner}": way for inner, way in ways_beside(each, style).items()}
                     style = None
+                if style == "experts" and rules is not None and rules.source == _TRANSFORMERS:
+                    style = style if are_experts(each) else "whole"
                 yield _Place(full, each, rules, style)
 
     def _problems_of(self, place: _Place) -> Iterator[Problem]:
@@ -316,7 +320,7 @@ def _of_transformers(module: nn.Module, name: str) -> Rules | None:
         table = _table_of_ids(part)
         known = [(pattern, style) for pattern, style in translated if style]
         known += [(start + table, "embedding")] if table is not None else []
-        return Rules(tuple(known), "the model's transformers plan")
+        return Rules(tuple(known), _TRANSFORMERS)
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.model.sharded.experts import CUTS, why_not_experts
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.operators import enter, enter_alone, keep_part, leave, own_part
 from runner.model.sharded.values import Shard
@@ -77,6 +78,18 @@ class _Partial(ShardedModule):
             module._parameters.update(own)
 
 
+class _Experts(ShardedModule):
+    """Experts, of each of which every rank has some of the hidden features; tokens go to them as on one process."""
+
+    def forward(self, *args: Any) -> Tensor:
+        given = [self._entering(each) for each in args]  # tokens, and the weights of their experts
+        return leave(super().forward(*given), self.shard_group)  # type: ignore[misc]
+
+    def _entering(self, value: Any) -> Any:
+        is_value = isinstance(value, Tensor) and value.is_floating_point()
+        return enter(value, self.shard_group) if is_value else value
+
+
 def _entered(parameter: Tensor | None, group: str) -> Tensor | None:
     return None if parameter is None else enter_alone(parameter, group)
 
@@ -133,6 +146,8 @@ def why_not(module: nn.Module, style: str, degree: int) -> str | None:
     name, _, number = style.partition(":")
     if name in ("whole", "partial"):
         return None
+    if name == "experts":
+        return why_not_experts(module, degree)
     if name == "embedding":
         if not isinstance(module, nn.Embedding):
             return f"It is a {type(module).__name__} and no embedding"
@@ -252,6 +267,12 @@ def _partial(module: nn.Module, name: str, pieces: int, group: ShardGroup, shard
     become(module, _Partial, group)
 
 
+def _experts(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+    become(module, _Experts, group)
+    for local, (dim, blocks) in CUTS.items():
+        _cut(module, local, name, dim, blocks, group, shards)
+
+
 def _whole(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
     """Leave a module as it is."""
 
@@ -264,6 +285,7 @@ STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]
     "row_whole_input": _entering_row,
     "embedding": _embedding,
     "partial": _partial,
+    "experts": _experts,
     "whole": _whole,
 }
 """The ways in which a module is divided, by name.
@@ -272,5 +294,6 @@ STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]
 one behind the other in one weight. ``row``: each rank reads some of the input features, and the ranks sum.
 ``embedding``: each rank has some of the rows. ``column_gathered`` and ``row_whole_input`` are for neighbours that are
 whole. ``partial``: whole, and used on this rank's own part, as a norm of each head is: the ranks' gradients are summed.
+``experts``: all experts of a mixture in two weights, of each of which each rank has some of the hidden features.
 ``whole``: as it is.
 """
