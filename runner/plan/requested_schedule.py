@@ -86,6 +86,8 @@ def follows_profile(config: RunConfig) -> bool:
 def num_stages(config: RunConfig) -> int:
     """The number of stages of a request's schedule; for an unknown schedule, one per rank by default."""
     asked, spec = config.schedule, _spec(config)
+    if asked.replicas is not None:
+        return len(asked.replicas)
     return config.parallelism.pipeline * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 
@@ -129,6 +131,7 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         lr_rescheduling=asked.lr_rescheduling,
         discrepancy_correction=asked.discrepancy_correction,
         warmup_steps=asked.warmup_steps,
+        replicas=asked.replicas,
         target=asked.target,
         kwargs=asked.kwargs,
     )

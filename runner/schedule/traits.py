@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runner.schedule.fills import Filling
 from runner.schedule.gaps import forwards_read_newest
+from runner.schedule.generators.replicated import replicas_of
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["ScheduleTraits", "traits_of"]
@@ -31,6 +32,7 @@ class ScheduleTraits:
         reads_newest: whether a backward may read newer weights than its forward.
         forwards_read_newest: whether every forward reads the newest weights that its stage has when it runs.
         leaves_its_order: whether a rank may take a forward before its turn; see ``Schedule.ahead``.
+        takes_turns: whether several ranks hold one stage alone and take its micro-batches in turns.
     """
 
     name: str
@@ -48,6 +50,12 @@ class ScheduleTraits:
     reads_newest: bool
     forwards_read_newest: bool
     leaves_its_order: bool
+    takes_turns: bool
+
+    @property
+    def one_copy(self) -> str:
+        """An override with which every stage is on one rank and runs each forward once."""
+        return "schedule.replicas=null" if self.takes_turns else "schedule=1f1b"
 
 
 def traits_of(schedule: Schedule) -> ScheduleTraits:
@@ -69,4 +77,5 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         reads_newest=schedule.reads_newest,
         forwards_read_newest=not schedule.is_asynchronous or forwards_read_newest(schedule),
         leaves_its_order=schedule.ahead > 0,
+        takes_turns=replicas_of(schedule) is not None,
     )

@@ -46,6 +46,23 @@ class Capacity:
         return self.peak_bytes(first, last, stage)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    costs=st.lists(st.integers(0, 9), min_size=4, max_size=10),
+    replicas=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
+def test_stages_with_replicas_equal_brute_force(costs: list[int], replicas: list[int]) -> None:
+    """Seconds of a stage are divided by the ranks that take turns; multiples of twelve have no rounding."""
+    found = min_max([12.0 * cost for cost in costs], len(replicas), replicas=replicas)
+    assert found is not None
+
+    def worst(way: Partition) -> tuple[float, float]:
+        own = [12 * cost / each for cost, each in zip(stage_costs(costs, way), replicas, strict=True)]
+        return max(own), sum(cost**2 for cost in own)
+
+    assert worst(found) == min(worst(way) for way in every_partition(len(costs), len(replicas)))
+
+
 @settings(max_examples=150, deadline=None)
 @given(costs=st.lists(st.integers(0, 9), min_size=1, max_size=12), stages=st.integers(1, 5))
 def test_min_max_equals_brute_force(costs: list[int], stages: int) -> None:

@@ -186,7 +186,7 @@ def test_traits_are_values_of_the_actions() -> None:
     whole = ScheduleTraits(
         name="own", ranks=1, stages=1, has_copies=False, one_stage_per_rank=True, splits_backward=False,
         recomputes=False, moves_activations=False, filling=None, is_asynchronous=False, reads_newest=False,
-        leaves_its_order=False, forwards_read_newest=True, own_weights=False, exchanges_waves=False,
+        leaves_its_order=False, forwards_read_newest=True, own_weights=False, exchanges_waves=False, takes_turns=False,
     )  # fmt: skip
     assert traits_of(split) == replace(whole, splits_backward=True)
     assert traits_of(registry.build("varuna", ranks=2, microbatches=2, opportunistic=True)).leaves_its_order

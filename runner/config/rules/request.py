@@ -391,7 +391,8 @@ def _sorted_boundaries(config: RunConfig) -> str:
 
 
 def _example_boundaries(config: RunConfig) -> str:
-    return _listed(list(range(1, config.parallelism.pipeline * (config.schedule.chunks or 1))))
+    stages = len(config.schedule.replicas or ()) or config.parallelism.pipeline * (config.schedule.chunks or 1)
+    return _listed(list(range(1, stages)))
 
 
 def _listed(numbers: list[int]) -> str:

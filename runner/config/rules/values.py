@@ -71,7 +71,7 @@ def another_schedule(option: str, why: str, breaks: Callable[[Any], bool]) -> Ro
         lambda f: breaks(f.order),
         f"must be another with {option}",
         why,
-        fix="schedule=1f1b",
+        fix="{order.one_copy}",
         value=lambda f: f.order.name,
     )
 

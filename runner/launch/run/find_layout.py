@@ -250,6 +250,12 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
     from runner.schedule.catalogue.registry import ALIASES, SPECS
 
     name = config.schedule.name
+    if config.schedule.replicas is not None:
+        shown = f"[{','.join(map(str, config.schedule.replicas))}]"
+        why = "The search, or planner=pipedream or dapple, decides how many ranks hold a stage"
+        return [
+            Problem("schedule.replicas", shown, "must be null with parallelism=auto", why, "schedule.replicas=null")
+        ]
     if "schedule" not in given or name == "auto":
         return []
     spec = SPECS.get(ALIASES.get(name, name))

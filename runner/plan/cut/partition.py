@@ -60,6 +60,7 @@ def partition(
     placement: Sequence[int] | None = None,
     ranks: RankLimit | None = None,
     as_fast_as: Partition | None = None,
+    replicas: Sequence[int] | None = None,
 ) -> Partition:
     """Choose the stages' layers with the partition policy ``name``.
 
@@ -74,6 +75,8 @@ def partition(
         ranks: for ``profile`` and ``memory``, if ranks hold several stages: the memory of whole ranks. It needs
             ``limit`` and ``placement``, too.
         as_fast_as: for ``memory``: no stage takes longer than the slowest one of this partition.
+        replicas: for ``profile`` and ``memory``: the ranks that take the micro-batches of each stage in turns, so that
+            its seconds are divided by their number; None: one each.
 
     Raises:
         RequestError: if there is no such partition; see :func:`partition_problems`.
@@ -94,9 +97,13 @@ def partition(
     if ranks is not None and placement is not None and limit is not None and not by_parameters:
         found = _by_rank(name, costs, limit, placement, ranks, as_fast_as)
     elif name == "memory" and limit is not None:
-        found = least_peak(costs, stages, limit, as_fast_as=as_fast_as)
+        found = least_peak(costs, stages, limit, as_fast_as=as_fast_as, replicas=replicas)
     else:
-        found = min_max(costs, stages, limit=None if by_parameters else limit)
+        found = (
+            min_max(costs, stages, limit=None)
+            if by_parameters
+            else min_max(costs, stages, limit=limit, replicas=replicas)
+        )
         found = _balanced(costs, found, placement) if found is not None else None
     if found is None:
         raise NothingFitsError([_nothing_fits(name, stages)])
@@ -159,24 +166,24 @@ def uniform(num_layers: int, stages: int) -> Partition:
     return _from_ends(list(accumulate(split_sizes(num_layers, stages))))
 
 
-def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = None) -> Partition | None:
+def min_max(
+    costs: Sequence[float], stages: int, *, limit: StageLimit | None = None, replicas: Sequence[int] | None = None
+) -> Partition | None:
     """Find the contiguous partition whose largest stage cost is least, and then the one with the least sum of squares.
 
     Args:
         costs: non-negative cost of each layer.
         stages: number of stages, at most ``len(costs)``; no stage is empty.
         limit: which layers a stage may hold.
+        replicas: numbers by which the cost of each stage is divided; None: 1.
 
     Returns:
         the partition, or None if no partition keeps to the limit.
     """
-    prefix = list(accumulate(costs, initial=0.0))
-
-    def cost(begin: int, end: int) -> float:
-        return prefix[end] - prefix[begin]
+    cost = _cost_of_stages(costs, replicas)
 
     def largest(layers: Partition) -> float:
-        return max(cost(first, last + 1) for first, last in layers)
+        return max(cost(first, last + 1, stage) for stage, (first, last) in enumerate(layers))
 
     # Usually a partition at least as good as the uniform one fits; with that as the ceiling the search is short.
     ceilings = (largest(uniform(len(costs), stages)), math.inf)
@@ -185,11 +192,16 @@ def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = N
     if found is None:
         return None
     least = largest(found)
-    return _search(len(costs), stages, lambda i, j: cost(i, j) ** 2, lambda a, b: a + b, least**2, limit)
+    return _search(len(costs), stages, lambda i, j, s: cost(i, j, s) ** 2, lambda a, b: a + b, least**2, limit)
 
 
 def least_peak(
-    seconds: Sequence[float], stages: int, peaks: StagePeaks, *, as_fast_as: Partition | None = None
+    seconds: Sequence[float],
+    stages: int,
+    peaks: StagePeaks,
+    *,
+    as_fast_as: Partition | None = None,
+    replicas: Sequence[int] | None = None,
 ) -> Partition:
     """Find the partition whose largest stage peak is least and, among these, the one whose slowest stage is fastest.
 
@@ -200,9 +212,11 @@ def least_peak(
         stages: number of stages, at most ``len(seconds)``.
         peaks: gives the peak of any layers in any stage.
         as_fast_as: no stage of the result takes longer than the slowest one of this partition; None: any may.
+        replicas: see :func:`min_max`.
     """
-    prefix = list(accumulate(seconds, initial=0.0))
-    allowed = max((prefix[last + 1] - prefix[first] for first, last in as_fast_as or ()), default=math.inf)
+    cost = _cost_of_stages(seconds, replicas)
+    fast = enumerate(as_fast_as or ())
+    allowed = max((cost(first, last + 1, stage) for stage, (first, last) in fast), default=math.inf)
     spare = len(seconds) - stages
     best = {0: 0}
     for stage in range(stages):
@@ -210,7 +224,7 @@ def least_peak(
         for end in range(stage + 1, stage + 2 + spare):
             least: int | None = None
             for begin in range(min(end - 1, max(best)), stage - 1, -1):
-                if prefix[end] - prefix[begin] > allowed:
+                if cost(begin, end, stage) > allowed:
                     break
                 if least is not None and peaks.floor_bytes(begin, end - 1, stage) >= least:
                     break
@@ -221,9 +235,17 @@ def least_peak(
             if least is not None:
                 found[end] = least
         best = found
-    layers = min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]))
+    layers = min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]), replicas=replicas)
     assert layers is not None  # the search above has found one
     return layers
+
+
+def _cost_of_stages(costs: Sequence[float], replicas: Sequence[int] | None) -> Callable[[int, int, int], float]:
+    """What layers ``begin .. end - 1`` cost as the layers of a stage."""
+    prefix = list(accumulate(costs, initial=0.0))
+    if replicas is None:
+        return lambda begin, end, stage: prefix[end] - prefix[begin]
+    return lambda begin, end, stage: (prefix[end] - prefix[begin]) / replicas[stage]
 
 
 @dataclass(frozen=True)
@@ -243,14 +265,15 @@ class _Under:
 def _search(
     num_layers: int,
     stages: int,
-    cost: Callable[[int, int], float],
+    cost: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
     ceiling: float,
     limit: StageLimit | None,
 ) -> Partition | None:
     """Search by dynamic programming over (stages, layers so far), with each stage's cost at most ``ceiling``.
 
-    ``cost(begin, end)`` of layers begin .. end-1 grows as ``begin`` falls, and ``join`` is never below either argument.
+    ``cost(begin, end, stage)`` of layers begin .. end-1 grows as ``begin`` falls, and ``join`` is never below either of
+    its arguments.
     So the inner loop ends at the first ``begin`` that costs more than the best result so far, and is about as long as
     a stage.
     """
@@ -264,7 +287,7 @@ def _search(
         for end in range(stage + 1, stage + 2 + spare):
             least = math.inf
             for begin in range(min(end - 1, furthest), stage - 1, -1):
-                own = cost(begin, end)
+                own = cost(begin, end, stage)
                 if own > ceiling or own >= least:
                     break
                 total = join(best.get(begin, math.inf), own)

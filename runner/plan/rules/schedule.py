@@ -279,7 +279,7 @@ def _refused(path: str, rule: str, fix: str) -> Callable[[str, Callable[[Schedul
     return lambda why, breaks: Row(path, lambda f: breaks(f.order), rule, why, fix=fix)
 
 
-_no_swap = _refused("offload.weights", "must be none with schedule={order.name}", fix="schedule=1f1b")
+_no_swap = _refused("offload.weights", "must be none with schedule={order.name}", fix="{order.one_copy}")
 
 
 SWAPPED: Table[OrderFacts] = Table(
@@ -294,7 +294,7 @@ SWAPPED: Table[OrderFacts] = Table(
         _no_swap("It sends what autograd saves to another rank", lambda order: order.moves_activations),
         _no_swap("The order in which weights are used must be known before", lambda order: order.leaves_its_order),
         _no_swap(
-            "A rank would hold a stage's weights twice, each at a home of its own", lambda order: order.has_copies
+            "Several ranks would hold a stage's weights, each at a home of its own", lambda order: order.has_copies
         ),
     ),
     applies=lambda f: f.config.offload.weights != "none",
@@ -345,7 +345,7 @@ COMPRESSION: Table[OrderFacts] = Table(
     (
         another_schedule(
             "compression={config.compression.name}",
-            "The ranks of {order.name} hold stages twice, and sum the gradients of both copies",
+            "Several ranks of {order.name} hold a stage, and sum the gradients of its copies",
             lambda order: order.has_copies,
         ),
     ),
@@ -354,28 +354,29 @@ COMPRESSION: Table[OrderFacts] = Table(
 )
 
 
-def statistics_problems(schedule: str, names: Iterable[str]) -> list[Problem]:
+def statistics_problems(schedule: str, names: Iterable[str], fix: str = "schedule=1f1b") -> list[Problem]:
     """Problems of layers with running statistics whose stages are on several ranks of one pipeline.
 
     Args:
         schedule: the schedule's name.
         names: the names of these layers.
+        fix: an override with which each of these stages is on one rank.
     """
     first = next(iter(names), None)
     if first is None:
         return []
     rule = f"must be a schedule of one pipeline with running statistics ({first})"
-    return [Problem("schedule.name", schedule, rule, _OTHER_AVERAGES, "schedule=1f1b")]
+    return [Problem("schedule.name", schedule, rule, _OTHER_AVERAGES, fix)]
 
 
-_OTHER_AVERAGES = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
+_OTHER_AVERAGES = "The copies of a stage would each see a part of the micro-batches, and remember other averages"
 
 TWINS: Table[OrderFacts] = Table(
     "Schedules with copies of a stage",
     (
         Computed(
             "schedule.name",
-            lambda f: statistics_problems(f.order.name, f.statistics),
+            lambda f: statistics_problems(f.order.name, f.statistics, f.order.one_copy),
             "must be a schedule of one pipeline where layers keep running statistics",
             _OTHER_AVERAGES,
         ),
@@ -391,7 +392,7 @@ POST_VALIDATION: Table[OrderFacts] = Table(
     "Schedules whose steps cannot be taken back",
     (
         _not_taken_back(
-            "The ranks of {order.name} hold stages twice, and both copies would have to be taken back together",
+            "Several ranks of {order.name} hold a stage, and its copies would have to be taken back together",
             lambda order: order.has_copies,
         ),
         _not_taken_back(

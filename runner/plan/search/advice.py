@@ -149,6 +149,8 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> _Alter
             overrides |= {"schedule": "1f1b"}
         if config.partition.name == "manual":
             overrides |= {"partition": "auto"}
+        if config.schedule.replicas is not None:
+            overrides |= {"schedule.replicas": None}
         plan = tried(config, overrides, replan)
         if plan is not None and plan.fits:
             seconds = plan.time.step_seconds

@@ -94,7 +94,8 @@ def _of_pipelines(config: RunConfig) -> Iterator[Overrides]:
     if config.partition.name != "auto":
         yield {"partition": "auto"}
     if not is_chosen_by_plan(config):
-        yield from ({"schedule": spec.name} for spec in SEARCHED if spec.name != config.schedule.name)
+        alone = {"schedule.replicas": None} if config.schedule.replicas is not None else {}
+        yield from ({"schedule": spec.name, **alone} for spec in SEARCHED if spec.name != config.schedule.name)
 
 
 def _threads_for_each(config: RunConfig) -> int:

@@ -37,7 +37,7 @@ BUDGET = 200_000
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file", "memory_limit"),
+    "schedule": ("chunks", "file", "memory_limit", "replicas"),
     "partition": ("boundaries",),
     "activation_checkpoint": tuple(options_by_key()),
 }

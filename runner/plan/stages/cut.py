@@ -32,6 +32,7 @@ from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.loans import with_lenders_whole, with_room_lent
 from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
+from runner.schedule.generators.replicated import replicas_of
 from runner.schedule.liveness import Kind
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Op, Schedule
@@ -285,9 +286,10 @@ def _partition(
             placement=placement,
             ranks=ranks,
             as_fast_as=as_fast_as,
+            replicas=replicas_of(schedule),
         )
     except NothingFitsError as error:
-        layers = partition(policy, profile, stages, placement=placement)
+        layers = partition(policy, profile, stages, placement=placement, replicas=replicas_of(schedule))
         return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
     return layers, ()
 

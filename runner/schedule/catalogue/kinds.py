@@ -41,6 +41,8 @@ class ScheduleRequest:
             None means False.
         lr_rescheduling, discrepancy_correction, warmup_steps: for ``pipemare``, its three techniques. They change what
             a run does with the order, but not the order. None means that it does without.
+        replicas: for each stage, the number of ranks that hold it and take its micro-batches in turns; they add up to
+            ``ranks``. None means one each.
         target: a user's own schedule, as ``package.module:name``.
         kwargs: further arguments of the target, if it is a function.
         costs: for ``zb_auto`` and ``pipefisher``, the durations from which they find their order.
@@ -63,6 +65,7 @@ class ScheduleRequest:
     lr_rescheduling: int | None = None
     discrepancy_correction: float | None = None
     warmup_steps: int | None = None
+    replicas: Sequence[int] | None = None
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
 

@@ -152,6 +152,7 @@ _OWN_KEYS = {
     "distance": "The replicas of the other schedules sum their gradients in every step",
     "elasticity": "The weights of the other schedules are not averaged",
     "pipes": "The other schedules have as many pipelines as they need",
+    "replicas": "The other schedules have an order for stages on one rank each",
 }
 """The keys that only some schedules use -> the reason why the others do not."""
 

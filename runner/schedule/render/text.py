@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from runner.schedule.generators.replicated import replicas_of
 from runner.schedule.render.titles import title_of
 from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, simulate
 from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
@@ -181,10 +182,12 @@ def _scale(played: Sequence[Simulation], columns: int) -> _Scale:
 def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
     """The lanes of ``rank`` in the grid, with their labels: one for each placement row and stage that it holds."""
     held = [(row, stage) for row in range(len(schedule.rows)) for stage in _held(schedule, row, rank)]
-    several = len(schedule.rows) > 1
+    several = len(schedule.rows) > 1 and replicas_of(schedule) is None
+    if not several:  # the replicas of a stage run it in turns, for one row or another: each has one lane
+        held = [(0, stage) for stage in schedule.stages_of(rank)]
     labels = {}
     for row, stage in held:
-        chunks = _held(schedule, row, rank)
+        chunks = _held(schedule, row, rank) if several else schedule.stages_of(rank)
         chunk = str(chunks.index(stage)) if len(chunks) > 1 else ""
         pipe = _pipe_name(schedule, row) if several else ""
         labels[row, stage] = f"r{rank}{pipe}{'.' if chunk and not several else ''}{chunk}"
@@ -216,12 +219,13 @@ def _draw(
     """For each column of the grid, the lane in which the rank works and the character to show; None if it is idle."""
     schedule = view.schedule if isinstance(view, Program) else view
     drawn: list[tuple[_Lane, str] | None] = [None] * columns
+    by_row = replicas_of(schedule) is None
     for index, action in enumerate(view.actions[rank]):
         if action.op in COMPUTE:
             row = schedule.pipeline_of_microbatch[action.microbatch or 0]
             if action.op is not Op.F and schedule.has_other_backward(action.stage):
                 row = len(schedule.placement)
-            lane = row, action.stage
+            lane = row if by_row else 0, action.stage
             first, last = _span(times, rank, index, unit)
             for column in range(first, min(last, columns)):
                 drawn[column] = (lane, _character(action, schedule))

@@ -93,7 +93,7 @@ _ORDERS: Table[Any] = Table(
     "Schedules under which K-FAC cannot take its factors",
     (
         _against_factors(
-            "The ranks of {order.name} hold stages twice, and each copy sees a part of the micro-batches",
+            "Several ranks of {order.name} hold a stage, and each copy sees a part of the micro-batches",
             lambda order: order.has_copies,
         ),
         _against_factors(

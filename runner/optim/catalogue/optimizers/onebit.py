@@ -99,7 +99,7 @@ _ORDERS: Table[Any] = Table(
     (
         another_schedule(
             "optimizer={config.optimizer.name}",
-            "The ranks of {order.name} hold stages twice, and after freezing nobody sums the gradients of both copies",
+            "Several ranks of {order.name} hold a stage, and after freezing nobody sums the gradients of its copies",
             lambda order: order.has_copies,
         ),
     ),

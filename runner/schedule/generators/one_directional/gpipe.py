@@ -6,17 +6,27 @@ order as in one process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.naive import naive
+from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "gpipe"]
 
 
-def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """Generate F of every micro-batch, then B of every micro-batch. On one rank this is gradient accumulation."""
+def gpipe(ranks: int, microbatches: int, replicas: Sequence[int] | None = None) -> Schedule:
+    """Generate F of every micro-batch, then B of every micro-batch. On one rank this is gradient accumulation.
+
+    Args:
+        ranks, microbatches: D and T.
+        replicas: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
+    """
+    if replicas is not None and max(replicas) > 1:
+        return replicated("gpipe", replicas, microbatches, lambda forwards, backwards, _: [*forwards, *backwards])
     if ranks == 1:
         return naive(ranks, microbatches, name="gpipe")
     order = range(microbatches)
@@ -31,6 +41,8 @@ SPEC = ScheduleSpec(
     summary="all forwards, then all backwards",
     source="Huang et al., GPipe, 2019",
     formulas=flushed("T"),
-    generate=lambda request: gpipe(request.ranks, request.microbatches),
+    generate=lambda request: gpipe(request.ranks, request.microbatches, request.replicas),
+    constraint=replicated_problems,
+    keys=KEYS,
     one_rank=True,
 )

@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPECS", "in_turn", "one_f_one_b", "one_f_one_b_eager"]
 
 
-def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """Generate 1F1B with as many forwards ahead as ranks follow. On one rank this is gradient accumulation."""
+def one_f_one_b(ranks: int, microbatches: int, replicas: Sequence[int] | None = None) -> Schedule:
+    """Generate 1F1B with as many forwards ahead as ranks follow. On one rank this is gradient accumulation.
+
+    Args:
+        ranks, microbatches: D and T.
+        replicas: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
+    """
+    if replicas is not None and max(replicas) > 1:
+        return replicated("1f1b", replicas, microbatches, in_turn)
     return _generic("1f1b", [ranks - 1 - rank for rank in range(ranks)], microbatches)
 
 
@@ -52,7 +60,9 @@ SPECS = (
         summary="one forward, one backward in turn",
         source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
         formulas=flushed("min(T, D - r)"),
-        generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
+        generate=lambda request: one_f_one_b(request.ranks, request.microbatches, request.replicas),
+        constraint=replicated_problems,
+        keys=KEYS,
         one_rank=True,
     ),
     ScheduleSpec(

@@ -1,0 +1,39 @@
+"""Whole requests with ``schedule.replicas``: predicted bytes, the plain loop, and what is resumed from a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from oracles import check
+from test_found import Found
+
+REQUESTS = {
+    "uneven micro-batches, resumed": Found(
+        "mlp",
+        "parallelism.pipeline=3 schedule.replicas=[2,1] schedule.microbatches=5 data.batch_size=14 optimizer=adamw",
+        {"saved": 1},
+    ),
+    "tied weights in gpipe, resumed in one process": Found(
+        "tied",
+        "schedule=gpipe parallelism.pipeline=4 schedule.replicas=[1,2,1] schedule.microbatches=4 data.batch_size=8"
+        " optimizer=sgd",
+        {"saved": 2, "resumed": {}},
+    ),
+    "replicas of the whole pipeline that share out states": Found(
+        "recurrent",
+        "parallelism.pipeline=3 schedule.replicas=[1,2] parallelism.data=2 schedule.microbatches=3 data.batch_size=18"
+        " optimizer=adamw zero.stage=1 activation_checkpoint=full",
+    ),
+}
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", REQUESTS)
+def test_replicas_of_stages(name: str) -> None:
+    drawn = REQUESTS[name].request
+    if drawn.resumed is not None:
+        own = ("parallelism", "schedule")
+        drawn.resumed.update({key: value for key, value in drawn.words.items() if not key.startswith(own)})
+    made = check(drawn)
+    assert made.kind == "ran", made.told
+    assert "bytes" in made.compared
+    assert {"rounding", "bits"} & {*made.compared}
