@@ -93,11 +93,7 @@ def test_each_planner_answers_and_says_what_the_engine_lacks() -> None:
             if not answer.needs:
                 assert answer.world_size <= of.ranks, name
                 assert of.batch % (answer.data * answer.microbatches) == 0 or name in FOR_EACH, name
-            assert not answer.needs or "divided" in "".join(answer.needs), name
-            if answer.turns:
-                assert sum(answer.turns) == answer.pipeline, name
-                assert answer.overrides({})["schedule.replicas"] == list(answer.turns), name
-                assert answer.microbatches >= max(answer.turns), name
+            assert bool(answer.needs) == (len(set(answer.replicas)) > 1 or "divided" in "".join(answer.needs)), name
 
 
 def test_megatron_and_2bw_keep_to_memory_where_others_do_not_look() -> None:

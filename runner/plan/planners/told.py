@@ -49,8 +49,7 @@ def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str])
 
 def _layout(choice: Choice) -> str:
     answer = choice.answer
-    turns = f" (ranks of each stage: {', '.join(map(str, answer.turns))})" if answer.turns else ""
-    degrees = f"pipeline {answer.pipeline}{turns} x data {answer.data} x tensor {answer.tensor}"
+    degrees = f"pipeline {answer.pipeline} x data {answer.data} x tensor {answer.tensor}"
     order = f", schedule {answer.order.schedule}" if answer.order is not None else ""
     chunks = (
         f" with {answer.order.chunks} stages per rank" if answer.order is not None and answer.order.chunks > 1 else ""
