@@ -106,7 +106,7 @@ def test_refusals() -> None:
     words = ["schedule=pipefb", "parallelism.pipeline=2", "schedule.microbatches=2", "schedule.post_validation=true"]
     (problem,) = order_problems(resolve_request(words), build("pipefb", ranks=2, microbatches=2), 2)
     assert problem.line() == (
-        "schedule.post_validation = true: must be false. The ranks of pipefb hold stages twice, and both copies would "
+        "schedule.post_validation = true: must be false. Several ranks of pipefb hold a stage, and its copies would "
         "have to be taken back together. Try schedule.post_validation=false."
     )
     assert "pipefb" not in {spec.name for spec in SEARCHED}

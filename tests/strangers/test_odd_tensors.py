@@ -180,7 +180,7 @@ def test_a_buffer_that_a_forward_changes_has_no_copies_in_one_pipeline() -> None
         (problem,) = refused.value.problems
         assert problem.line() == (
             f"schedule.name = chimera: must be a schedule of one pipeline, because a forward changes {name}. The "
-            "copies of a stage would each see the micro-batches of one direction, and change it otherwise. "
+            "copies of a stage would each see a part of the micro-batches, and change it otherwise. "
             "Try schedule=1f1b."
         )
     assert make_plan(resolve(words_of(["sparse buffer"], *words)), profile_of(["sparse buffer"], 2)).fits
