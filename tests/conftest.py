@@ -73,6 +73,14 @@ def _log_as_before() -> Iterator[None]:
     log.handlers[:], log.level, log.propagate, log.disabled = handlers, level, propagate, disabled
 
 
+@pytest.fixture(autouse=True)
+def _rank_as_before() -> Iterator[None]:
+    """Ranks that were threads of this process leave the last one's number where Lightning's loggers look for theirs."""
+    yield
+    if (lightnings := sys.modules.get("lightning_utilities.core.rank_zero")) is not None:
+        lightnings.rank_zero_only.rank = 0
+
+
 def pytest_configure() -> None:
     """A shell starts commands in its background with SIGINT ignored, and their children would keep that.
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -107,7 +108,10 @@ from runner.launch.local.template import import_all
 import_all({imports!r})
 print(json.dumps([[each for each in {packages!r} if each in sys.modules], len(os.listdir("/proc/self/task"))]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # as ranks have it; else a library starts one for each core
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [packages, 1]
 

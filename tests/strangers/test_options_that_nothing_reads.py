@@ -78,13 +78,15 @@ def test_every_key_is_told_where_nothing_reads_it() -> None:
 
 
 def _is_foreign(key: str) -> bool:
-    """Whether gpipe refuses a key, which other schedules read."""
-    value: Any = {"file": "x", "variant": "x", "base": "x", "opportunistic": True, "elasticity": 0.5}.get(key, 3)
+    """Whether gpipe or zb_h1 refuses a key, which other schedules read."""
+    values: dict[str, Any] = {"file": "x", "variant": "x", "base": "x", "opportunistic": True, "elasticity": 0.5}
+    value = (values | {"replicas": [1, 1]}).get(key, 3)
     asked: Any = {"ranks": 2, "microbatches": 4}
     if key in ("ranks", "microbatches", "target", "kwargs", "costs"):
         return False
     try:
-        problems = request_problems("gpipe", ScheduleRequest(**{**asked, key: value}))
+        request = ScheduleRequest(**{**asked, key: value})
+        problems = [each for name in ("gpipe", "zb_h1") for each in request_problems(name, request)]
     except TypeError:
         return False
     return any(problem.path == f"schedule.{key}" for problem in problems)
