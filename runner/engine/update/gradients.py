@@ -104,7 +104,8 @@ class StageGradients:
         """Give no gradient to the parameters that no backward of the step has reached, on any holder.
 
         Holders tell each other in their first step, and in all others if there was such a parameter in it. A gradient
-        that one of them lacks in later steps only is zero.
+        that one of them lacks in later steps only is zero. So are all where a compressor sums them, as what it has left
+        over from earlier steps may be among them.
 
         Args:
             wide: the set that is updated: this one, or that of the master weights.
@@ -114,6 +115,8 @@ class StageGradients:
             self._asks = min(counts) < len(self.holders)
         elif len(self.holders) <= 1:
             counts = self._own_reached()
+        elif not isinstance(self.reducer, PlainSum):
+            return
         else:
             self._tell_of_unreached()
             return
@@ -143,7 +146,7 @@ class StageGradients:
             return []
         self.of_step = of_step or GradientStep()
         told: list[Handle] = []
-        if self._asks and self._views:
+        if self._asks and self._views and isinstance(self.reducer, PlainSum):
             self._reached = torch.tensor(self._own_reached(), dtype=torch.int32, device=transport.device)
             told.append(transport.all_reduce(self._reached, self.holders))
         return told + self.reducer.start(self, CountingTransport(transport, self.sent), self.holders)
