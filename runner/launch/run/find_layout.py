@@ -252,7 +252,7 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
     name = config.schedule.name
     if config.schedule.replicas is not None:
         shown = f"[{','.join(map(str, config.schedule.replicas))}]"
-        why = "The search, or planner=pipedream or dapple, decides how many ranks hold a stage"
+        why = "The search looks at layouts with one rank for each stage of a replica"
         return [
             Problem("schedule.replicas", shown, "must be null with parallelism=auto", why, "schedule.replicas=null")
         ]

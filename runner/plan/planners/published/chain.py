@@ -207,7 +207,9 @@ def even_cut(layers: int, stages: int, *, last_more: bool = False) -> Stages:
     return tuple((end - size, end - 1) for size, end in zip(sizes, ends, strict=True))
 
 
-_SHARED = "its stages have different numbers of replicas, and the engine gives each stage as many"
+_SHARED = (
+    "its stages have different numbers of replicas, which schedule.replicas runs and no answer of a planner asks for"
+)
 _DIVIDED = "its stages are divided differently, and the engine divides all layers among as many ranks"
 
 
