@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from runner.launch.run.find_layout import AUTO, Compared, compare_planners
+from runner.plan.planners.told import order_text
 from runner.recipes.planners.workloads import Workload
 
 __all__ = ["compared", "row_of"]
@@ -34,7 +35,7 @@ def row_of(workload: str, row: Compared) -> dict[str, Any]:
     }
     if plan is not None:
         degrees = "·".join(str(plan.layout[axis]) for axis in ("pipeline", "data", "tensor"))
-        order = f" {plan.schedule.name}" if plan.layout["pipeline"] > 1 else ""
+        order = f" {order_text(plan)}" if plan.layout["pipeline"] > 1 else ""
         made |= {
             "planned_seconds": plan.time.step_seconds,
             "peak_bytes": max(plan.peak_memory_bytes),

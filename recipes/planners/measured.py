@@ -61,7 +61,7 @@ def asleep() -> list[dict[str, Any]]:
 
 def judged(of: PlanningProblem, answer: PlanningAnswer) -> float:
     """Seconds of a step of an answer that can run, by the play of its order."""
-    order = Orders().of(answer.order, answer.pipeline, answer.microbatches)
+    order = Orders().of(answer.order, answer.pipeline, answer.microbatches, answer.turns)
     assert order is not None  # what planners answer exists
     samples = of.batch / (answer.data * answer.microbatches)
     table = StageTable(of, Setting(of.divisions[0], samples, answer.microbatches, answer.data, answer.zero))
@@ -73,13 +73,14 @@ def judged(of: PlanningProblem, answer: PlanningAnswer) -> float:
 def _row(of: PlanningProblem, answer: PlanningAnswer) -> dict[str, Any]:
     sizes = "-".join(str(last - first + 1) for first, last in answer.stages)
     order = f" {answer.order.schedule}" if answer.order is not None else ""
+    order += f" [{','.join(map(str, answer.turns))}]" if answer.turns else ""
     layout = f"{answer.pipeline}·{answer.data}{order}, T = {answer.microbatches}, layers {sizes}"
     row = {"planner": answer.planner, "layout": layout, "own_seconds": answer.seconds}
     if answer.needs:
         return row | {"why_not": answer.needs[0]}
-    held = [0] * answer.pipeline
+    held = [0] * min(len(answer.stages), answer.pipeline)
     for stage, (first, last) in enumerate(answer.stages):
-        held[stage % answer.pipeline] += last - first + 1
+        held[stage % len(held)] += last - first + 1
     fits = max(held) <= _FIT
     keys = answer.overrides({name: spec.default_chunks for name, spec in SPECS.items()})
     return row | {"why_not": None, "fits": fits, "judged_seconds": judged(of, answer), "overrides": _words(keys)}

@@ -92,8 +92,10 @@ def _cells(row: Compared) -> tuple[str, ...]:
     search = f"{row.search_seconds:.2g} s"
     if plan is None:
         return row.planner, search, own, "-", "-", "-", row.why_not
+    from runner.plan.planners.told import order_text
+
     layout = "·".join(str(plan.layout[axis]) for axis in ("pipeline", "data", "tensor"))
-    told = f"{layout} {plan.schedule.name if plan.has_bubble else ''} T={plan.schedule.microbatches}"
+    told = f"{layout} {order_text(plan)} T={plan.schedule.microbatches}"
     seconds, peak = format_seconds(plan.time.step_seconds), format_bytes(max(plan.peak_memory_bytes))
     return row.planner, search, own, seconds, peak, "yes" if plan.fits else "no", told
 

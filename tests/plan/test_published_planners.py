@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,31 @@ def test_pipedream_and_dapple_find_the_least_slowest_stage(seed: int) -> None:
     chain = Chain(of, of.divisions[0], 2.0)
     assert slowest(chain, 4)[0] == pytest.approx(min(least), rel=1e-12)
     assert block_of(chain, 4)[0] == pytest.approx(min(blocks), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dapple_takes_no_longer_than_any_two_stages_by_its_own_formula(seed: int) -> None:
+    of = problem(seed, layers=6)
+    best = math.inf
+    for devices in (2, 4):
+        aside = of.ranks // devices
+        for count in (n for n in range(1, of.batch // aside + 1) if of.batch // aside % n == 0):
+            rows = figures(of, of.batch / aside / count)
+            for end in range(1, 6):
+                for own in range(1, devices):
+                    each = (rows[:end], own), (rows[end:], devices - own)
+                    times = [sum(seconds for seconds, _, _ in stage) / replicas for stage, replicas in each]
+                    message = 2 * rows[end - 1][2]
+                    block = max(*times, message)
+                    late = 0.0
+                    for number, (stage, replicas) in enumerate(each):
+                        ring = replicas * aside
+                        sums = 2 * (ring - 1) * sum(weight for _, weight, _ in stage) / ring / 4.0
+                        late = max(late, sums - number * block)
+                    best = min(best, block * (count - 1) + sum(times) + message + late)
+    found = PUBLISHED["dapple"](of)
+    assert found is not None
+    assert found.seconds <= best * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -93,7 +119,11 @@ def test_each_planner_answers_and_says_what_the_engine_lacks() -> None:
             if not answer.needs:
                 assert answer.world_size <= of.ranks, name
                 assert of.batch % (answer.data * answer.microbatches) == 0 or name in FOR_EACH, name
-            assert bool(answer.needs) == (len(set(answer.replicas)) > 1 or "divided" in "".join(answer.needs)), name
+            assert not answer.needs or "divided" in "".join(answer.needs), name
+            if answer.turns:
+                assert sum(answer.turns) == answer.pipeline, name
+                assert answer.overrides({})["schedule.replicas"] == list(answer.turns), name
+                assert answer.microbatches >= max(answer.turns), name
 
 
 def test_megatron_and_2bw_keep_to_memory_where_others_do_not_look() -> None:

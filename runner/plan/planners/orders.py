@@ -73,19 +73,30 @@ class Orders:
     """Walks each order once; what was walked is kept."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Order | None, int, int], PlayedOrder | None] = {}
+        self._known: dict[tuple[Order | None, int, int, tuple[int, ...]], PlayedOrder | None] = {}
 
-    def of(self, order: Order | None, ranks: int, microbatches: int) -> PlayedOrder | None:
-        """An order of so many ranks and micro-batches; None if it cannot be played for many candidates at once."""
-        key = order, ranks, microbatches
+    def of(
+        self, order: Order | None, ranks: int, microbatches: int, replicas: tuple[int, ...] = ()
+    ) -> PlayedOrder | None:
+        """An order of so many ranks and micro-batches; None if it cannot be played for many candidates at once.
+
+        Args:
+            order, ranks, microbatches: the order.
+            replicas: the ranks of each stage that take its micro-batches in turns; empty: one.
+        """
+        key = order, ranks, microbatches, replicas
         if key not in self._known:
-            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches)
+            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches, replicas)
         return self._known[key]
 
 
 def exists(order: Order, ranks: int, microbatches: int) -> bool:
     """Whether there is such an order."""
-    return SPECS[order.schedule].accepts(ScheduleRequest(ranks, microbatches, order.chunks))
+    return SPECS[order.schedule].accepts(_request(order, ranks, microbatches))
+
+
+def _request(order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...] = ()) -> ScheduleRequest:
+    return ScheduleRequest(ranks, microbatches, order.chunks, replicas=replicas or None)
 
 
 @cache
@@ -102,10 +113,11 @@ def _alone() -> PlayedOrder:
     return PlayedOrder(None, 1, 1, ((0,),), ((Held((1,), (0,), (0,)),),), ((0,),), 1, None)
 
 
-def _made(order: Order, ranks: int, microbatches: int) -> PlayedOrder | None:
-    if not exists(order, ranks, microbatches):
+def _made(order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...]) -> PlayedOrder | None:
+    request, spec = _request(order, ranks, microbatches, replicas), SPECS[order.schedule]
+    if not spec.accepts(request):
         return None
-    schedule = fuse_backwards(SPECS[order.schedule].generate(ScheduleRequest(ranks, microbatches, order.chunks)))
+    schedule = fuse_backwards(spec.generate(request))
     played = None if schedule.moves or schedule.parts > 1 else compiled(schedule)
     if played is None:
         return None

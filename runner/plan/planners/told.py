@@ -11,11 +11,13 @@ from runner.plan.planners.choose import Choice, Chosen
 from runner.plan.planners.values import PlanningProblem
 from runner.plan.render import table_text
 from runner.plan.values import RunPlan
+from runner.schedule.generators.replicated import replicas_of
 
 __all__ = [
     "chosen_document",
     "chosen_lines",
     "misfit_line",
+    "order_text",
     "other_value_lines",
     "other_values",
     "runners_up_text",
@@ -49,7 +51,8 @@ def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str])
 
 def _layout(choice: Choice) -> str:
     answer = choice.answer
-    degrees = f"pipeline {answer.pipeline} x data {answer.data} x tensor {answer.tensor}"
+    turns = f" (ranks of each stage: {', '.join(map(str, answer.turns))})" if answer.turns else ""
+    degrees = f"pipeline {answer.pipeline}{turns} x data {answer.data} x tensor {answer.tensor}"
     order = f", schedule {answer.order.schedule}" if answer.order is not None else ""
     chunks = (
         f" with {answer.order.chunks} stages per rank" if answer.order is not None and answer.order.chunks > 1 else ""
@@ -58,6 +61,13 @@ def _layout(choice: Choice) -> str:
     counted = f"{answer.microbatches} micro-batch{'es' if answer.microbatches > 1 else ''} of {samples}"
     ranks = f"{answer.world_size} rank{'s' if answer.world_size > 1 else ''}"
     return f"{ranks}, {degrees}{order}{chunks}, {counted}, recomputation {_kept(choice)}, ZeRO {answer.zero or 'none'}"
+
+
+def order_text(plan: RunPlan) -> str:
+    """The schedule of a plan with a pipeline, and the ranks of each stage where these differ; else nothing."""
+    turns = replicas_of(plan.schedule)
+    ranks = f" [{','.join(map(str, turns))}]" if turns else ""
+    return f"{plan.schedule.name}{ranks}" if plan.has_bubble else ""
 
 
 def _kept(choice: Choice) -> str:

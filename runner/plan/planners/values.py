@@ -173,7 +173,8 @@ class PlanningAnswer:
         seconds: a step's seconds by the planner's own cost model.
         peak_bytes: the fullest rank's bytes by its own model; None: it has none.
         needs: what the engine lacks for it, each with the reason; empty if it can run.
-        replicas: ranks that run each stage in turns, where they differ; empty: one.
+        replicas: all ranks that hold each stage, over the replicas of the pipeline; empty: as many as ``data``. If they
+            differ, those of one pipeline take the stage's micro-batches in turns.
         again: the layers that run forward again, where that is chosen by layer; None: as ``kept`` says.
         offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
     """
@@ -195,6 +196,11 @@ class PlanningAnswer:
     offload: str | None = None
 
     @property
+    def turns(self) -> tuple[int, ...]:
+        """The ranks of one pipeline that take the micro-batches of each stage in turns; empty: one for each stage."""
+        return tuple(own // self.data for own in self.replicas) if len(set(self.replicas)) > 1 else ()
+
+    @property
     def world_size(self) -> int:
         """The number of ranks."""
         return self.pipeline * self.data * self.tensor
@@ -214,6 +220,8 @@ class PlanningAnswer:
             keys["schedule"] = self.order.schedule
             if self.order.chunks != chunks_of.get(self.order.schedule):
                 keys["schedule.chunks"] = self.order.chunks
+        if self.turns:
+            keys["schedule.replicas"] = list(self.turns)
         keys["schedule.microbatches"] = self.microbatches
         keys["zero.stage"] = self.zero
         if self.pipeline > 1:

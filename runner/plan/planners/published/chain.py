@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -207,9 +208,7 @@ def even_cut(layers: int, stages: int, *, last_more: bool = False) -> Stages:
     return tuple((end - size, end - 1) for size, end in zip(sizes, ends, strict=True))
 
 
-_SHARED = (
-    "its stages have different numbers of replicas, which schedule.replicas runs and no answer of a planner asks for"
-)
+_SHARED = "its stages have more replicas than a step has samples, and each would wait for a micro-batch of its own"
 _DIVIDED = "its stages are divided differently, and the engine divides all layers among as many ranks"
 
 
@@ -228,6 +227,7 @@ def answer_of(
     again: tuple[int, ...] | None = None,
     offload: str | None = None,
     needs: tuple[str, ...] = (),
+    count: int | None = None,
 ) -> PlanningAnswer:
     """The answer with these stages, and what the engine lacks for it.
 
@@ -236,7 +236,10 @@ def answer_of(
         problem: the problem.
         stages: first and last layer of each stage.
         replicas, tensor: for each stage its replicas, and the ranks that divide each of them.
-        microbatches: the micro-batches of a step and replica.
+        microbatches: the micro-batches of a step and replica, where stages have equal numbers of replicas. Otherwise
+            the pipeline has as many replicas as their common divisor, and beyond that those of a stage take turns.
+        count: micro-batches of a step over all replicas; None: as many as those of a stage have. Where numbers of
+            replicas differ, it is at most the samples.
         kept: the name of each stage's way to keep.
         seconds, peak_bytes: what the planner's own model says of a step and of the fullest rank.
         order: the schedule; None: 1f1b.
@@ -245,11 +248,18 @@ def answer_of(
         needs: what else the engine lacks for it.
     """
     plain = next((each for each in problem.orders if each.schedule == "1f1b"), None)
-    lacks = [*needs, *([_SHARED] if len(set(replicas)) > 1 else []), *([_DIVIDED] if len(set(tensor)) > 1 else [])]
+    lacks = [*needs, *([_DIVIDED] if len(set(tensor)) > 1 else [])]
+    data, ranks = max(replicas), len(stages)
+    if len(set(replicas)) > 1:
+        total = max(min(count or microbatches * data, problem.batch), max(replicas))
+        data = math.gcd(*replicas, total, problem.batch)
+        ranks, microbatches = sum(replicas) // data, total // data
+        if total > problem.batch:
+            lacks.append(_SHARED)
     return PlanningAnswer(
         planner,
-        len(stages),
-        max(replicas),
+        ranks,
+        data,
         max(tensor),
         microbatches,
         (order or plain) if len(stages) > 1 else None,

@@ -1,8 +1,10 @@
 """``planner=dapple``: the shortest flushed step by warm-up, steady phase and end, over side-by-side pipelines.
 
 For every number of devices of a pipeline, as many pipelines as there is room for; stages are cut such that the slowest
-takes least, each with replicas of its own. The step is block (M - 1) + the stages, messages, and what the sums of
-gradients take beyond the drain. Memory is not checked. The links have one level here: all placements are one.
+takes least, each with replicas of its own, and beside that every cut in two stages is looked at. The step is
+block (M - 1) + the stages, messages, and what the sums of gradients take beyond the drain. Memory is not checked. The
+links have one level here: all placements are one. The planner shares out the samples of a micro-batch among the
+replicas of a stage; where their numbers differ, the engine's take micro-batches in turns.
 
 Source: Fan et al. 2021, DAPPLE, and its public planner's form (reconstruction).
 """
@@ -25,10 +27,10 @@ def plan(problem: PlanningProblem) -> PlanningAnswer:
         aside = problem.ranks // devices
         for microbatches in divisors(problem.batch // aside) if problem.batch % aside == 0 else []:
             chain = Chain(problem, problem.divisions[0], problem.batch / (aside * microbatches))
-            _, stages, replicas = block_of(chain, devices)
-            seconds = length(chain, stages, replicas, microbatches, aside)
-            if best is None or seconds < best[0]:
-                best = seconds, stages, tuple(aside * each for each in replicas), microbatches
+            for stages, replicas in [block_of(chain, devices)[1:], *_in_two(len(problem.layers), devices)]:
+                seconds = length(chain, stages, replicas, microbatches, aside)
+                if best is None or seconds < best[0]:
+                    best = seconds, stages, tuple(aside * each for each in replicas), microbatches
     assert best is not None  # one device is always a pipeline
     seconds, stages, replicas, microbatches = best
     kept, parts = (problem.divisions[0].kept[0].name,) * len(stages), (1,) * len(stages)
@@ -42,6 +44,12 @@ def plan(problem: PlanningProblem) -> PlanningAnswer:
         kept=kept,
         seconds=seconds,
     )
+
+
+def _in_two(layers: int, devices: int) -> list[tuple[Stages, tuple[int, ...]]]:
+    """Every cut in two stages, with every number of replicas of each."""
+    cuts = [((0, first - 1), (first, layers - 1)) for first in range(1, layers)]
+    return [(cut, (own, devices - own)) for cut in cuts for own in range(1, devices)]
 
 
 def block_of(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]:

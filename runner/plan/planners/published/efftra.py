@@ -40,6 +40,7 @@ def plan(problem: PlanningProblem) -> PlanningAnswer:
         replicas=replicas,
         tensor=(1,) * len(stages),
         microbatches=max(1, count // max(replicas)),
+        count=count,
         kept=(problem.divisions[0].kept[0].name,) * len(stages),
         seconds=step_seconds(chain, stages, replicas, count),
     )

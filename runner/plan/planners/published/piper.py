@@ -51,6 +51,7 @@ def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
         replicas=tuple(stage.replicas for stage in stages),
         tensor=tuple(stage.tensor for stage in stages),
         microbatches=max(1, count // max(stage.replicas for stage in stages)),
+        count=count,
         kept=tuple(names[rerun if stage.again else keep] for stage in stages),
         seconds=count * seconds,
         again=tuple(layer for stage in stages for layer in stage.again),

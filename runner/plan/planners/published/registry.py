@@ -24,6 +24,7 @@ from runner.plan.planners.published import (
     vpipe,
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+from runner.schedule.catalogue.registry import find_spec
 
 __all__ = ["KINDS", "PUBLISHED", "Planner", "PlannerKind", "answer_of"]
 
@@ -175,6 +176,10 @@ def answer_of(name: str, problem: PlanningProblem) -> PlanningAnswer | None:
         return None
     if answer.order is not None and len(problem.orders) == 1 and answer.order.chunks == problem.orders[0].chunks:
         answer = replace(answer, order=problem.orders[0])
+    spec = find_spec(answer.order.schedule) if answer.turns and answer.order is not None else None
+    if spec is not None and "replicas" not in spec.keys:
+        why = f"schedule={spec.name} has one rank for each stage, and its stages have different numbers"
+        answer = replace(answer, needs=(*answer.needs, why))
     if len(problem.zero) == 1 and answer.data > 1:
         answer = replace(answer, zero=problem.zero[0])
     chosen = {
