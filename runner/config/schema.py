@@ -196,7 +196,7 @@ class ScheduleConfig:
     lr_rescheduling: int | None = None  # pipemare: steps until a late stage has the whole learning rate; null = at once
     discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights
     warmup_steps: int | None = None  # pipemare: first steps that are flushed; null = 0
-    replicas: list[int] | None = None  # gpipe, 1f1b: ranks of each stage, which take turns, as [2,1]; null = one each
+    replicas: list[int] | None = None  # gpipe, 1f1b, pipedream: ranks of each stage, in turns, as [2,1]; null = one
     target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
 

@@ -18,6 +18,17 @@ REQUESTS = {
         " optimizer=sgd",
         {"saved": 2, "resumed": {}},
     ),
+    "a stream that keeps versions": Found(
+        "mlp",
+        "schedule=pipedream parallelism.pipeline=3 schedule.replicas=[2,1] schedule.microbatches=4 data.batch_size=16"
+        " optimizer=sgd",
+        {"saved": 1},
+    ),
+    "two versions, and replicas of the whole pipeline": Found(
+        "mlp",
+        "schedule=pipedream_2bw parallelism.pipeline=3 schedule.replicas=[1,2] parallelism.data=2"
+        " schedule.microbatches=2 data.batch_size=12 optimizer=adamw",
+    ),
     "replicas of the whole pipeline that share out states": Found(
         "recurrent",
         "parallelism.pipeline=3 schedule.replicas=[1,2] parallelism.data=2 schedule.microbatches=3 data.batch_size=18"

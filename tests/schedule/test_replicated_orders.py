@@ -9,6 +9,7 @@ from runner.schedule.checking.program import check_program
 from runner.schedule.checking.schedule import check
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import StageCosts, simulate
+from runner.schedule.stream import streams_of
 from runner.schedule.values import Op
 
 
@@ -27,6 +28,25 @@ def test_each_replica_takes_its_turn(name: str, replicas: tuple[int, ...], micro
             assert found == [(stage, m) for m in expected]
 
 
+@pytest.mark.parametrize("name", ["pipedream", "pipedream_vsync", "pipedream_2bw"])
+@pytest.mark.parametrize(("replicas", "microbatches"), [((2, 1), 2), ((1, 2), 2), ((2, 1, 3), 6), ((2, 2), 4)])
+def test_streams_repeat_and_steps_of_a_stage_are_made_together(
+    name: str, replicas: tuple[int, ...], microbatches: int
+) -> None:
+    schedule = registry.build(name, ranks=sum(replicas), microbatches=microbatches, replicas=replicas)
+    program = lower(schedule)
+    assert check(schedule) == []
+    assert check_program(program) == []
+    assert {len(stream.body) for stream in streams_of(program)} == {1}
+    summed: set[tuple[int, int, int]] = set()
+    for _, action in program.order:
+        if action.op is Op.REDUCE:
+            summed.add((action.stage, action.window, action.row))
+        if action.op is Op.STEP:
+            copies = schedule.copies_of(action.stage)
+            assert {(action.stage, action.window, row) for row in copies} <= summed
+
+
 def test_replicas_that_fit_the_seconds_leave_no_more_idle_than_equal_stages() -> None:
     """A stage of twice the seconds on two ranks: each second of the steady state is one of the slow stage's."""
     replicas, microbatches = (2, 1), 40
@@ -43,6 +63,8 @@ def test_replicas_that_fit_the_seconds_leave_no_more_idle_than_equal_stages() ->
         ("1f1b", [0, 3], 3, "schedule.replicas", "schedule.replicas=[1,1,1]"),
         ("1f1b", [], 3, "schedule.replicas", "schedule.replicas=[1,1,1]"),
         ("zb_h1", [2, 1], 3, "schedule.replicas", "schedule.replicas=null"),
+        ("pipedream", [3, 1], 4, "schedule.microbatches", "schedule.microbatches=6"),
+        ("pipedream_2bw", [3, 2], 5, "schedule.microbatches", "schedule.microbatches=6"),
     ],
 )
 def test_what_is_refused(name: str, replicas: list[int], ranks: int, path: str, fix: str) -> None:

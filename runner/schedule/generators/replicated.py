@@ -18,7 +18,7 @@ from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["KEYS", "replicated", "replicas_of", "replicated_problems", "warm_ups"]
+__all__ = ["KEYS", "replicas_in", "replicas_of", "replicated", "replicated_problems", "warm_ups"]
 
 KEYS = frozenset({"replicas"})
 
@@ -27,7 +27,7 @@ Order = Callable[[Sequence[Action], Sequence[Action], int], list[Action]]
 
 
 def replicated(name: str, replicas: Sequence[int], microbatches: int, order: Order) -> Schedule:
-    """Generate a flushed schedule.
+    """Generate a schedule of one window, in which each rank of a stage takes its turn.
 
     Args:
         name: its name.
@@ -61,6 +61,11 @@ def replicas_of(schedule: Schedule) -> tuple[int, ...] | None:
     """For each stage, the ranks that take its micro-batches in turns; None if it is one, or if ranks hold several."""
     counts = tuple(len(schedule.copies_of(stage)) for stage in range(schedule.stages))
     return counts if max(counts) > 1 and sum(counts) == schedule.ranks else None
+
+
+def replicas_in(request: ScheduleRequest) -> tuple[int, ...]:
+    """The number of ranks of each stage that a request asks for."""
+    return tuple(request.replicas) if request.replicas is not None else (1,) * request.ranks
 
 
 def replicated_problems(request: ScheduleRequest) -> list[Problem]:

@@ -6,7 +6,7 @@ program can deadlock, even if SEND and RECV block: both ranks of the first unfin
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulation.clock import Costs, StageCosts, play
@@ -46,11 +46,14 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
 
     A message then comes where its content exists, and its RECV before the actions that its rank ends later, so that
     receives are posted early enough to overlap with compute, and no earlier. If stages have copies, the STEP of each
-    copy waits for all of them; therefore all compute of a window comes before that of the next.
+    copy waits for all of them; therefore all compute of a window comes before that of the next. Where windows overlap,
+    only the compute that follows the STEP in the lists of these ranks does.
     """
     walked = walk(schedule)
     times = play(schedule, walked, costs)
     has_copies = len(schedule.rows) > 1
+    if schedule.is_asynchronous and any(len(schedule.copies_of(stage)) > 1 for stage in range(schedule.stages)):
+        return tuple(_stepping_together(schedule, walked.steps, times.end))
 
     def moment(step: Step) -> tuple[int, float]:
         window = schedule.window_at(step.action) if has_copies else 0
@@ -58,6 +61,43 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
 
     steps = sorted(walked.steps, key=moment)
     return tuple((step.rank, step.action) for step in steps)  # a stable sort of a topological order stays topological
+
+
+def _stepping_together(
+    schedule: Schedule, steps: Sequence[Step], ends: Sequence[Sequence[float]]
+) -> Iterator[tuple[int, Action]]:
+    """The compute of a stream whose copies of a stage make their optimizer steps together.
+
+    Args:
+        schedule: an asynchronous schedule.
+        steps: all of its compute, each rank's in order.
+        ends: the end of each action, by rank and place in its list, if no copy waits for another.
+
+    Raises:
+        ValueError: ranks would wait for each other.
+    """
+    queues = [deque(step for step in steps if step.rank == rank) for rank in range(schedule.ranks)]
+    last = {(step.rank, step.action.stage, schedule.window_at(step.action)): step.action for step in steps}
+    unfinished = Counter((stage, window) for _, stage, window in last)
+    waits: list[tuple[int, int] | None] = [None] * schedule.ranks  # the stage and window of the STEP that comes next
+    done: set[Action] = set()
+    for _ in steps:
+        ready = [
+            queue[0]
+            for rank, queue in enumerate(queues)
+            if queue and not unfinished[waits[rank] or (-1, -1)] and done.issuperset(queue[0].waits_for)
+        ]
+        if not ready:
+            raise ValueError(f"{schedule.name}: copies of a stage wait for each other")
+        rank, _, action, _ = min(ready, key=lambda step: ends[step.rank][step.cell])
+        queues[rank].popleft()
+        done.add(action)
+        of = action.stage, schedule.window_at(action)
+        waits[rank] = None
+        if last[rank, *of] == action:
+            unfinished[of] -= 1
+            waits[rank] = of
+        yield rank, action
 
 
 def add_send_recv(schedule: Schedule, order: Order) -> Order:
@@ -150,11 +190,11 @@ def add_step(schedule: Schedule, order: Order) -> Order:
     They are together because the gradient norm that clips them is known only when all stages are reduced. They come
     after the window's fills, whose results are then used at once, and after its messages with stashes.
 
-    In an asynchronous schedule, the STEP of each stage directly follows its REDUCE, because later forwards may wait for
-    its weights.
+    In an asynchronous schedule, the STEP of each stage directly follows its REDUCE, the last one if it has copies,
+    because later forwards may wait for its weights.
     """
     if schedule.is_asynchronous:
-        return tuple(_stepping_by_itself(order))
+        return tuple(_stepping_by_itself(schedule, order))
     last: dict[tuple[int, int], int] = {}
     for position, (rank, action) in enumerate(order):
         if action.op is Op.REDUCE or action.op is Op.FILL:
@@ -174,8 +214,12 @@ def add_step(schedule: Schedule, order: Order) -> Order:
     return tuple(extended())
 
 
-def _stepping_by_itself(order: Order) -> Iterator[tuple[int, Action]]:
+def _stepping_by_itself(schedule: Schedule, order: Order) -> Iterator[tuple[int, Action]]:
+    due: dict[tuple[int, int], list[tuple[int, Action]]] = defaultdict(list)
     for rank, action in order:
         yield rank, action
         if action.op is Op.REDUCE:
-            yield rank, action._replace(op=Op.STEP)
+            steps = due[action.stage, action.window]
+            steps.append((rank, action._replace(op=Op.STEP)))
+            if len(steps) == len(schedule.copies_of(action.stage)):
+                yield from steps

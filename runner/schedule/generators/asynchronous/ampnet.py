@@ -26,7 +26,7 @@ def ampnet(ranks: int, microbatches: int) -> Schedule:
         ranks: D, at least 2.
         microbatches: T, the number of each optimizer step.
     """
-    return replace(streamed("ampnet", ranks, microbatches, newest_lags(ranks)), reads_newest=True)
+    return replace(streamed("ampnet", (1,) * ranks, microbatches, newest_lags((1,) * ranks)), reads_newest=True)
 
 
 SPEC = ScheduleSpec(

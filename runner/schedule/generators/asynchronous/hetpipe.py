@@ -34,7 +34,7 @@ def hetpipe(ranks: int, microbatches: int, wave: int, distance: int = 0) -> Sche
         distance: number of waves by which a worker may lack the changes of others.
     """
     lag = (wave - 1) * microbatches if ranks > 1 else 0
-    return replace(streamed("hetpipe", ranks, microbatches, (lag,) * ranks), wave=wave, distance=distance)
+    return replace(streamed("hetpipe", (1,) * ranks, microbatches, (lag,) * ranks), wave=wave, distance=distance)
 
 
 def _least_wave(ranks: int, microbatches: int) -> int:

@@ -5,14 +5,20 @@ w_s(t+1) = w_s(t) - lr * gradient at (w_0(t-D+1), ..., w_s(t-D+1+s), ..., w_{D-1
 With *vertical sync* all stages read the version that the first stage reads, so that every gradient belongs to one
 version of the whole model, D - 1 steps old; every stage then keeps D versions.
 
+A stage may be on R ranks, which take its micro-batches in turns (1F1B-RR): each runs as many forwards ahead as keep all
+ranks of later stages busy, and their gradients are summed before each step of the stage.
+
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; weight stashing and the
 order are those of its published runtime.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.schedule.catalogue.kinds import ScheduleSpec
-from runner.schedule.generators.asynchronous.streamed import newest_lags, streamed
+from runner.schedule.generators.asynchronous.streamed import newest_lags, streamed, streamed_problems
+from runner.schedule.generators.replicated import KEYS, replicas_in
 from runner.schedule.values import Schedule
 
 __all__ = ["SPECS", "pipedream", "pipedream_vsync"]
@@ -20,19 +26,19 @@ __all__ = ["SPECS", "pipedream", "pipedream_vsync"]
 _SOURCE = "Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019"
 
 
-def pipedream(ranks: int, microbatches: int) -> Schedule:
+def pipedream(replicas: Sequence[int], microbatches: int) -> Schedule:
     """Generate the stream with weight stashing.
 
     Args:
-        ranks: D, at least 2.
+        replicas: the ranks of each stage, at least 2 in all.
         microbatches: T, the number of each optimizer step; the paper's is 1.
     """
-    return streamed("pipedream", ranks, microbatches, newest_lags(ranks))
+    return streamed("pipedream", replicas, microbatches, newest_lags(replicas))
 
 
-def pipedream_vsync(ranks: int, microbatches: int) -> Schedule:
+def pipedream_vsync(replicas: Sequence[int], microbatches: int) -> Schedule:
     """Generate the stream with weight stashing and vertical sync; arguments as in :func:`pipedream`."""
-    return streamed("pipedream_vsync", ranks, microbatches, (ranks - 1,) * ranks)
+    return streamed("pipedream_vsync", replicas, microbatches, (max(newest_lags(replicas)),) * len(replicas))
 
 
 SPECS = (
@@ -44,7 +50,9 @@ SPECS = (
         "it fills and drains; the first stage's gradients are D - 1 micro-batches late, its weights are there D times",
         source=_SOURCE,
         formulas=None,
-        generate=lambda request: pipedream(request.ranks, request.microbatches),
+        generate=lambda request: pipedream(replicas_in(request), request.microbatches),
+        constraint=streamed_problems,
+        keys=KEYS,
         kind="asynchronous",
         data_unit="mini-batch",
         searched=False,
@@ -57,7 +65,9 @@ SPECS = (
         "its weights D times",
         source=_SOURCE + ", vertical sync",
         formulas=None,
-        generate=lambda request: pipedream_vsync(request.ranks, request.microbatches),
+        generate=lambda request: pipedream_vsync(replicas_in(request), request.microbatches),
+        constraint=streamed_problems,
+        keys=KEYS,
         kind="asynchronous",
         data_unit="mini-batch",
         searched=False,

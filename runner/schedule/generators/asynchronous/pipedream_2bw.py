@@ -10,21 +10,24 @@ micro-batches are enough for every version to exist when it is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
-from runner.schedule.generators.asynchronous.streamed import streamed
+from runner.schedule.generators.asynchronous.streamed import streamed, streamed_problems
+from runner.schedule.generators.replicated import KEYS, replicas_in
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "pipedream_2bw"]
 
 
-def pipedream_2bw(ranks: int, microbatches: int) -> Schedule:
+def pipedream_2bw(replicas: Sequence[int], microbatches: int) -> Schedule:
     """Generate the stream: every forward reads the weights that the window before its own has read last.
 
     Args:
-        ranks: D, at least 2.
+        replicas: the ranks of each stage, at least 2 in all.
         microbatches: T, the number of each optimizer step, at least D - 1.
     """
-    return streamed("pipedream_2bw", ranks, microbatches, (microbatches,) * ranks)
+    return streamed("pipedream_2bw", replicas, microbatches, (microbatches,) * len(replicas))
 
 
 SPEC = ScheduleSpec(
@@ -35,7 +38,9 @@ SPEC = ScheduleSpec(
     "and the weights are there twice",
     source="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021",
     formulas=None,
-    generate=lambda request: pipedream_2bw(request.ranks, request.microbatches),
+    generate=lambda request: pipedream_2bw(replicas_in(request), request.microbatches),
+    constraint=streamed_problems,
+    keys=KEYS,
     microbatches=Legal("at least D - 1", lambda ranks, microbatches: microbatches >= ranks - 1),
     kind="asynchronous",
     searched=False,
