@@ -84,7 +84,8 @@ def _layout(plan: RunPlan, config: RunConfig, named: Sequence[str]) -> Iterator[
     for chosen, by in ((asked, "named by the request"), (given, "not named: the default, or the recipe's")):
         if chosen:
             yield f"{by}: {', '.join(chosen)}"
-    peak, limit = format_bytes(max(plan.peak_memory_bytes)), format_bytes(plan.memory_limit_bytes)
+    rank = plan.fullest
+    peak, limit = format_bytes(plan.peak_memory_bytes[rank]), format_bytes(plan.limit_of(rank))
     yield f"the fullest rank has {peak} of {limit}, {'which fits' if plan.fits else 'which does not fit'}"
     yield from plan.reasons
 

@@ -157,6 +157,7 @@ class ParallelismConfig:
     tensor_sums: str = "auto"  # order of sums over parts: ordered: by rank; native: the library's; auto: by rank on CPU
     batch_sliced: list[str] | None = None  # modules of which each rank that divides layers computes a part of the batch
     order: str | None = None  # pipeline_inside: stages of a replica are neighbours; null = replicas of a stage are
+    devices: list[str] | None = None  # class of hardware.devices of each rank of the pipeline; null = in the best order
     ranks: int | None = None  # parallelism=auto: ranks to share out; null = the devices of this machine or batch job
     free: list[str] | None = None  # parallelism=auto: what it may change, as [pipeline,schedule]; null = everything
     search: str = "normal"  # parallelism=auto: how long to look: quick, normal, thorough
@@ -436,6 +437,16 @@ class LinkClassConfig:
 
 
 @dataclass
+class DeviceClassConfig:
+    """One class of ``hardware.devices``: ranks whose devices are alike."""
+
+    name: str = ""
+    count: int = 1  # ranks of the run that have such a device; replicas of a stage have devices of one class
+    speed: float = 1.0  # how fast it computes, in parts of the described device's speed: 0.25 takes four times as long
+    memory_bytes: float | None = None  # of one such device; null = that of the described device
+
+
+@dataclass
 class HardwareConfig:
     """The machine to plan for; None means that a figure is not known."""
 
@@ -448,6 +459,7 @@ class HardwareConfig:
     memory_bytes_per_second: float | None = None  # memory bandwidth of one device, which limits an optimizer step
     devices_per_node: int | None = None  # ranks on different nodes exchange over the network
     network_bytes_per_second: float | None = None  # bandwidth out of one node, shared by its ranks that send
+    devices: list[DeviceClassConfig] = field(default_factory=list)  # classes of unlike devices; [] = all are alike
     links: list[LinkClassConfig] = field(default_factory=list)  # classes, inner ones first; instead of the short keys
     host_link_bytes_per_second: float | None = None  # between a device and its host, in one direction
     host_memory_bytes_per_second: float | None = None  # memory bandwidth of the host, for updates there

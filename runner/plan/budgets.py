@@ -25,16 +25,16 @@ class EqualShares:
     A few bytes stay free for losses, weights and totals of micro-batches, which predictions of tensors do not count.
 
     Args:
-        limit: the memory limit of a rank, in bytes.
+        limits: the memory limit of each rank, in bytes.
         schedule: tells which stages a rank has.
         plain: the memory that ranks need if everything is kept.
         figures: the figures of each stage if everything is kept.
     """
 
     def __init__(
-        self, limit: int, schedule: Schedule, plain: MemoryPrediction, figures: Sequence[StageFigures]
+        self, limits: Sequence[int], schedule: Schedule, plain: MemoryPrediction, figures: Sequence[StageFigures]
     ) -> None:
-        self._limit, self._schedule, self._plain, self._figures = limit, schedule, plain, figures
+        self._limits, self._schedule, self._plain, self._figures = limits, schedule, plain, figures
 
     def first(self) -> Budgets:
         """The budgets to begin with. If everything fits into a rank, each of its stages may keep everything.
@@ -45,7 +45,7 @@ class EqualShares:
         found: dict[int, int] = {}
         in_flight = in_flight_microbatches(self._schedule)
         for rank, left in enumerate(self._left()):
-            fits = self._plain.peak_bytes[rank] <= self._limit
+            fits = self._plain.peak_bytes[rank] <= self._limits[rank]
             for stage, share in self._shares(self._schedule.stages_of(rank), left).items():
                 if fits:
                     share = max(share, stage_peak(self._figures[stage], in_flight[stage]))
@@ -60,7 +60,7 @@ class EqualShares:
             found: the memory that ranks need with these budgets.
             choices: what was chosen for each stage under them.
         """
-        over = [max(0, peak - self._limit) for peak in found.peak_bytes]
+        over = [max(0, peak - limit) for peak, limit in zip(found.peak_bytes, self._limits, strict=True)]
         if not any(over):
             return None
         made = list(budgets)
@@ -72,10 +72,10 @@ class EqualShares:
     def _left(self) -> list[int]:
         """For each rank, the bytes that are left for activations."""
         found = []
-        for parts, states in zip(self._plain.parts, self._plain.states, strict=True):
+        for limit, parts, states in zip(self._limits, self._plain.parts, self._plain.states, strict=True):
             others = states.weights + states.gradients + states.optimizer + parts.buffers
             others += _SCALARS + _SCALARS_OF_MICROBATCH * self._schedule.microbatches
-            found.append(max(0, self._limit - others))
+            found.append(max(0, limit - others))
         return found
 
     def _shares(self, stages: Sequence[int], left: int) -> dict[int, int]:

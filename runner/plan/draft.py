@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.cores import SharedCores, shared_cores
+from runner.plan.devices import DeviceClass, devices_of, limits_of
 from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
@@ -77,11 +78,12 @@ class Draft:
         network: the measured or stated links between ranks, slowed down if the request says so.
         host_link: the stated link between a device and its host, in one direction, slowed down if the request says so.
         mean_samples: mean number of samples of the step's micro-batches.
-        limit_bytes: the most memory that a rank may use.
+        limit_bytes: the most memory that a rank may use whose device is the described one.
         host_limit_bytes: a rank's part of the host's memory; None if it is not known.
         needs: inputs of the memory prediction besides the layers.
         prediction: the predictions of weights by which gradients are computed; None: there are none.
         shared: the cores that the ranks share; None if every rank has its own.
+        devices: the device of each rank of the pipeline; empty if all are the described one.
     """
 
     config: RunConfig
@@ -96,11 +98,19 @@ class Draft:
     needs: MemoryNeeds
     prediction: Prediction | None
     shared: SharedCores | None = None
+    devices: tuple[DeviceClass, ...] = ()
 
     @property
     def link(self) -> Link:
         """The link between neighbouring ranks."""
         return self.network.inside
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The most memory that each rank of the pipeline may use."""
+        if self.devices:
+            return limits_of(self.config, self.devices, self.limit_bytes)
+        return (self.limit_bytes,) * self.schedule.ranks
 
 
 def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
@@ -135,8 +145,16 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks, machine_bytes=machine.memory_bytes),
         needs=_memory_needs(config, profile, machine, schedule, prediction),
         prediction=prediction,
-        shared=shared_cores(config, machine.cores, accelerated=on_accelerator(config, machine.device_memory_bytes)),
+        shared=_shared_cores(config, machine),
+        devices=devices_of(config),
     )
+
+
+def _shared_cores(config: RunConfig, machine: Machine) -> SharedCores | None:
+    """The cores that ranks share; a plan of unlike devices is about these, and not about this machine's cores."""
+    if config.hardware.devices:
+        return None
+    return shared_cores(config, machine.cores, accelerated=on_accelerator(config, machine.device_memory_bytes))
 
 
 def _host_link(config: RunConfig) -> Link:

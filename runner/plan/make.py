@@ -18,6 +18,7 @@ from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cautions import Caution, approximations
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
+from runner.plan.devices import emulation_notes, with_speeds
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.host_notes import host_notes, idle_offload_notes
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
@@ -265,13 +266,20 @@ def _planned(
 
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
-    if draft.config.partition.name in FIXED and stage_seconds is not None:
-        return _assembled(draft, cut(draft, draft.config.partition.name), stage_seconds)
-    best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
+    config = draft.config
+    is_said = config.partition.name in FIXED and (not draft.devices or config.parallelism.devices is not None)
+    if is_said and stage_seconds is not None:
+        return _assembled(draft, cut(draft, config.partition.name), stage_seconds)
+    if draft.devices:
+        from runner.plan.search.by_device import best_of_devices  # with numpy, which other plans do not need
+
+        best = best_of_devices(draft, lambda ordered, stages: _assembled(ordered, stages, None))
+    else:
+        best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
     if stage_seconds is None:
         return best
-    draft = replace(draft, config=with_partition(draft.config, best.partition))
-    return _plan_of(draft, stage_seconds)
+    said = with_partition(config, best.partition, best.devices)
+    return _plan_of(replace(draft, config=said, devices=best.devices), stage_seconds)
 
 
 def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None) -> RunPlan:
@@ -313,6 +321,8 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         host_activation_bytes=host_activation_bytes(draft, stages.figures),
         weights=stages.weights,
         turns=stages.turns,
+        devices=draft.devices,
+        device_limits=draft.limits if draft.devices else (),
     )
 
 
@@ -322,6 +332,7 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
         return draft
     copies = [draft.layout.data] * len(figures)
     costs = stage_costs(draft.profile, figures, mean_samples=draft.mean_samples, copies=copies, link=draft.link)
+    costs = with_speeds(costs, draft.devices, draft.schedule.placement[0])
     return replace(draft, schedule=executed_schedule(draft.config, costs))
 
 
@@ -333,7 +344,8 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
         costs = with_boundaries(costs, draft.config, draft.profile, figures, ratio, draft.network, rows)
         costs = _with_stashes(draft, costs, figures, ratio)
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
-        return _with_reductions(draft, costs, figures)
+        costs = _with_reductions(draft, costs, figures)
+        return with_speeds(costs, draft.devices, draft.schedule.placement[0])
 
     return predict_time(
         program,
@@ -395,6 +407,7 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
+        *emulation_notes(draft.config, draft.devices, accelerated=draft.needs.accelerated),
         *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware)),
         *kept,
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),

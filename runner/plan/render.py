@@ -65,11 +65,12 @@ def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 def _stages(plan: RunPlan, width: int) -> str:
     """One row for each stage: its ranks, its layers, its time, and what it keeps."""
-    seconds = sum(figures.seconds for figures in plan.figures)
+    own = [figures.seconds / speed for figures, speed in zip(plan.figures, _speeds(plan), strict=True)]
+    seconds, unlike = sum(own), bool(plan.devices)
     rows = []
     for stage in _shown(len(plan.figures)):
         if stage is None:
-            rows.append([_LEFT_OUT] * 7)
+            rows.append([_LEFT_OUT] * (7 + unlike))
             continue
         figures = plan.figures[stage]
         positions = [plan.schedule.rows[row][stage] for row in plan.schedule.copies_of(stage)]
@@ -78,7 +79,8 @@ def _stages(plan: RunPlan, width: int) -> str:
                 str(stage),
                 " and ".join(_ranks(plan, position) for position in positions),
                 _layers(plan.partition[stage]),
-                f"{figures.seconds / seconds:.0%}" if seconds else "-",
+                *([plan.devices[positions[0]].name] if unlike else ()),
+                f"{own[stage] / seconds:.0%}" if seconds else "-",
                 format_bytes(figures.weight_bytes),
                 str(plan.in_flight[stage]),
                 format_bytes(figures.saved_bytes),
@@ -86,7 +88,13 @@ def _stages(plan: RunPlan, width: int) -> str:
         )
     count, layers = len(plan.partition), len(plan.profile.layers)
     title = f"{count} stage{'s' if count != 1 else ''}, {layers} layer{'s' if layers != 1 else ''} in all"
-    return table_text(title, ("stage", "ranks", "layers", "time", "weights", "in flight", "each"), rows, width)
+    device = ("device",) if unlike else ()
+    return table_text(title, ("stage", "ranks", "layers", *device, "time", "weights", "in flight", "each"), rows, width)
+
+
+def _speeds(plan: RunPlan) -> list[float]:
+    """The speed of each stage's device, in parts of the described one's."""
+    return [plan.devices[rank].speed if plan.devices else 1.0 for rank in plan.schedule.placement[0]]
 
 
 def _memory(plan: RunPlan, width: int) -> str:
@@ -101,9 +109,11 @@ def _memory(plan: RunPlan, width: int) -> str:
             continue
         parts = plan.memory.parts[position]
         sizes = [*parts.as_dict().values(), *([host[position]] if host else [])]
-        share = f"{parts.total / plan.memory_limit_bytes:.0%}"
+        limit = plan.device_limits[position] if plan.device_limits else plan.memory_limit_bytes
+        share = f"{parts.total / limit:.0%}"
         rows.append([_ranks(plan, position), format_bytes(parts.total), share, *map(format_bytes, sizes)])
-    title = f"memory by rank, limit {format_bytes(plan.memory_limit_bytes)}"
+    limits = [format_bytes(each) for each in sorted(set(plan.device_limits or (plan.memory_limit_bytes,)))]
+    title = f"memory by rank, limit {' to '.join(dict.fromkeys((limits[0], limits[-1])))}"
     return table_text(title, columns, rows, width)
 
 
@@ -145,7 +155,8 @@ def trained_of_all(plan: RunPlan) -> str:
 def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     time = plan.time
     verdict = "fits" if plan.fits else "does not fit"
-    yield f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}"
+    peak, limit = plan.peak_memory_bytes[plan.fullest], plan.limit_of(plan.fullest)
+    yield f"{verdict}: at most {format_bytes(peak)} of {format_bytes(limit)}"
     yield from _reserved(plan)
     yield from _host(plan)
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""

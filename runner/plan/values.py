@@ -16,6 +16,7 @@ from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.cautions import Caution
 from runner.plan.choice_notes import choice_document
 from runner.plan.cut.partition import Partition
+from runner.plan.devices import DeviceClass
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.zero import StateBytes
 from runner.plan.prediction import Prediction
@@ -184,7 +185,7 @@ class RunPlan:
         activations: which tensors are kept between forward and backward, and where.
         memory, time: predictions.
         prediction: the predictions of weights by which gradients are computed; None: there are none.
-        memory_limit_bytes: the memory limit of one rank.
+        memory_limit_bytes: the memory limit of one rank whose device is the described one.
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
         cautions: the notes that a run repeats when it starts.
@@ -199,6 +200,8 @@ class RunPlan:
         turns: for each pipeline rank, when they are on the device; empty if none are at home there.
         arenas: how large one piece of memory must be that holds what each stage saves and needs; empty unless the
             strategy of ``offload.activations`` plans it.
+        devices: the device of each pipeline rank; empty if all are the described one.
+        device_limits: the memory limit of each pipeline rank; empty if all have that of the described device.
     """
 
     layout: dict[str, int]
@@ -226,6 +229,8 @@ class RunPlan:
     weights: WeightPlan = WeightPlan()
     turns: tuple[RankTurns, ...] = ()
     arenas: tuple[ArenaFigures, ...] = ()
+    devices: tuple[DeviceClass, ...] = ()
+    device_limits: tuple[int, ...] = ()
 
     def save(self, run_dir: Path) -> None:
         """Write the plan into a run's directory, for its ranks and for whoever continues or reads the run."""
@@ -262,8 +267,27 @@ class RunPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether each rank's predicted peak is within the limit, and offloaded values fit into the host's memory."""
-        return max(self.memory.peak_bytes) <= self.memory_limit_bytes and self.fits_host
+        """Whether each rank's predicted peak is within its limit, and offloaded values fit into the host's memory."""
+        return self.lacks_bytes <= 0 and self.fits_host
+
+    def limit_of(self, rank: int) -> int:
+        """The memory limit of a global rank."""
+        return (
+            self.device_limits[self.topology.coordinates(rank).pipe] if self.device_limits else self.memory_limit_bytes
+        )
+
+    @property
+    def fullest(self) -> int:
+        """The global rank whose predicted peak is the nearest to its limit, or the furthest above it."""
+        peaks = self.peak_memory_bytes
+        return max(range(len(peaks)), key=lambda rank: peaks[rank] - self.limit_of(rank))
+
+    @property
+    def lacks_bytes(self) -> int:
+        """The most by which a rank's predicted peak is above its limit; below 0 if all are within theirs."""
+        if not self.device_limits:
+            return max(self.memory.peak_bytes) - self.memory_limit_bytes
+        return max(peak - limit for peak, limit in zip(self.memory.peak_bytes, self.device_limits, strict=True))
 
     @property
     def fits_host(self) -> bool:
@@ -315,6 +339,7 @@ class RunPlan:
         return {
             "fits": self.fits,
             "memory_limit_bytes": self.memory_limit_bytes,
+            **self._devices(),
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "reserved_memory_bytes": self.memory.reserved,
             "parts": [parts.as_dict() for parts in self.rank_parts],
@@ -344,6 +369,14 @@ class RunPlan:
             **({"host_weights": self.weights.to_json()} if self.turns else {}),
             **self._schedule_and_work(),
         }
+
+    def _devices(self) -> dict[str, Any]:
+        """The part of the document about devices that are unlike, by global rank."""
+        if not self.devices:
+            return {}
+        ranks = range(self.topology.world_size)
+        own = [self.devices[self.topology.coordinates(rank).pipe] for rank in ranks]
+        return {"devices": [each.name for each in own], "memory_limits_bytes": [self.limit_of(rank) for rank in ranks]}
 
     def _schedule_and_work(self) -> dict[str, Any]:
         """The part of the document about the schedule that was asked for or chosen, the model and its speed."""

@@ -12,7 +12,7 @@ import pytest
 from runner.config.rules.sections import CONFIG_TABLES, rules
 from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.zero_table import ZERO
-from runner.config.schema import CallbackConfig, LinkClassConfig, RunConfig
+from runner.config.schema import CallbackConfig, DeviceClassConfig, LinkClassConfig, RunConfig
 from runner.errors import Problem
 from runner.memory.solve.strategies import STRATEGIES, options_by_key
 from runner.plan.rules.document import DOCUMENTS, all_tables, documented
@@ -158,6 +158,12 @@ COMBINED: list[dict[str, Any]] = [
     {"precision.name": "fp16", "precision.minimum_scale": 9e9},
     {"checkpoint.keep_best": 1}, {"checkpoint.allow_pickle": ["os:system"]}, {"hardware.flops": {"fp32": 0.0}},
     {"hardware.links": [LinkClassConfig()]},
+    {"parallelism.devices": ["slow"]},
+    *({"hardware.devices": [DeviceClassConfig()], "parallelism.devices": ["slow"]} | other for other in (
+        {"parallelism.name": "auto"}, {"parallelism.tensor": 2}, {"partition.name": "memory"}, {"zero.stage": 1},
+        {"offload.optimizer": "cpu", "offload.parameters": "cpu"}, {"launcher.name": "slurm"},
+        {"offload.activations": "save_on_cpu", "offload.weights": "l2l"},
+    )),
     {"hardware.memory_bytes": 0.5, "hardware.host_memory_bytes": 0.5}, {"cost.F": 0.0, "cost.B": 0.0},
     {f"launcher.{key}": value for key, value in OF_SLURM.items()}, {"launcher.name": "slurm", "launcher.nodes": 2},
     {
@@ -211,7 +217,7 @@ def test_every_problem_is_a_rules() -> None:
         known = {rule.path for table in CONFIG_TABLES for rule in table.rules}
         assert all(
             path in known
-            or path.startswith(("hardware.flops.", "hardware.links[", "nowhere.json"))
+            or path.startswith(("hardware.flops.", "hardware.links[", "hardware.devices[", "nowhere.json"))
             or path.startswith(("compression.kwargs.", "metrics.", "callbacks."))
             for path in told
         ), values

@@ -119,7 +119,7 @@ def test_the_partition_bound_is_what_the_walk_finds_or_a_message_above(name: str
     for stage, (first, last) in enumerate(uniform(8, ranks)):
 
         def fits(limit: int, stage: int = stage, first: int = first, last: int = last) -> bool:
-            bound = StageMemoryLimit.of(profile, schedule, limit, MemoryNeeds(6, temporaries=2))
+            bound = StageMemoryLimit.of(profile, schedule, [limit] * schedule.ranks, MemoryNeeds(6, temporaries=2))
             return bound.fits(first, last, stage)
 
         boundary = 3 * (profile.layers[first].output_bytes + profile.layers[last].output_bytes)
@@ -131,7 +131,7 @@ def test_hopeless_is_never_said_of_what_fits() -> None:
     profile = model([layer(saved_bytes=5 * at) for at in range(6)])
     schedule = registry.build("1f1b", ranks=2, microbatches=4)
     for limit in range(300, 1500, 20):
-        bound = StageMemoryLimit.of(profile, schedule, limit, MemoryNeeds(4, temporaries=2))
+        bound = StageMemoryLimit.of(profile, schedule, [limit] * schedule.ranks, MemoryNeeds(4, temporaries=2))
         for first in range(6):
             for last in range(first, 6):
                 assert not (bound.fits(first, last, 0) and bound.hopeless(first, last, 0))

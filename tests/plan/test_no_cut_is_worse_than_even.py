@@ -103,7 +103,7 @@ def test_the_bound_of_a_rank_is_a_little_above_what_the_walk_finds(schedule: str
     profile = transformer(24)
     order = registry.build(schedule, ranks=4, microbatches=8)
     layers = uniform(24, order.stages)
-    stages = StageMemoryLimit.of(profile, order, 10**9, MemoryNeeds(8, temporaries=2))
+    stages = StageMemoryLimit.of(profile, order, [10**9] * order.ranks, MemoryNeeds(8, temporaries=2))
     walked = predict_memory(lower(order), profile, stage_figures(profile, layers), MemoryNeeds(8))
-    bound = RankMemory(stages, order, 10**9).highest(layers)
+    bound = RankMemory(stages, order, [10**9] * order.ranks).highest(layers)
     assert max(walked.peak_bytes) * 0.99 <= bound <= max(walked.peak_bytes) * 1.25

@@ -201,7 +201,7 @@ def test_memory_equals_brute_force_over_peaks_and_then_over_time(seed: int, sche
         for _ in range(7)
     ]  # fmt: skip
     order = registry.build(schedule, ranks=3, microbatches=4)
-    peaks = StageMemoryLimit.of(model(rows), order, 10**9, MemoryNeeds(4, temporaries=2))
+    peaks = StageMemoryLimit.of(model(rows), order, [10**9] * order.ranks, MemoryNeeds(4, temporaries=2))
 
     def cost(layers: Partition) -> tuple[int, float]:
         peak = max(peaks.peak_bytes(first, last, stage) for stage, (first, last) in enumerate(layers))
@@ -214,7 +214,7 @@ def test_memory_equals_brute_force_over_peaks_and_then_over_time(seed: int, sche
 def test_memory_gives_fewer_layers_to_the_stages_that_hold_more_in_flight() -> None:
     order = registry.build("1f1b", ranks=4, microbatches=8)
     profile = model([layer(weight_bytes=1, gradient_bytes=1)] * 16)
-    peaks = StageMemoryLimit.of(profile, order, 10**9, MemoryNeeds(8, temporaries=2))
+    peaks = StageMemoryLimit.of(profile, order, [10**9] * order.ranks, MemoryNeeds(8, temporaries=2))
     sizes = [last - first + 1 for first, last in partition("memory", profile, 4, limit=peaks)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]

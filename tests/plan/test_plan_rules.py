@@ -9,7 +9,7 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.config.rules.table import OWN
-from runner.config.schema import RunConfig
+from runner.config.schema import DeviceClassConfig, RunConfig
 from runner.plan.make import make_plan, plan_problems
 from runner.plan.requested_schedule import executed_schedule
 from runner.plan.rules.asked import rules_that_asked
@@ -62,6 +62,8 @@ REQUESTS = [
     request("varuna", offload__weights="granular", schedule__opportunistic=True),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("1f1b", offload__activations="superneurons"),
+    *(request(name, hardware__devices=[DeviceClassConfig()]) for name in ("chimera", "pipefisher")),
+    request("varuna", hardware__devices=[DeviceClassConfig()], schedule__opportunistic=True),
     request("pipefisher", optimizer__name="adamw"),
     request("chimera", optimizer__name="onebit_adam"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),

@@ -31,7 +31,7 @@ ALWAYS_READ = {
     "loss": "name target kwargs",
     "adapter": "name",
     "embedding": "name",
-    "parallelism": "name pipeline data tensor goes_with",
+    "parallelism": "name pipeline data tensor devices goes_with",
     "schedule": "name microbatches file post_validation asynchronous target kwargs",
     "zero": "name stage config",
     "offload": "name optimizer parameters weights drive frozen_only scope activations blocks fraction",
@@ -48,7 +48,7 @@ ALWAYS_READ = {
     ),
     "checkpoint": "timeout_seconds asynchronous name every every_seconds keep_best allow_pickle",
     "hardware": (
-        "name flops memory_bytes host_memory_bytes memory_bytes_per_second host_link_bytes_per_second "
+        "name flops memory_bytes host_memory_bytes devices memory_bytes_per_second host_link_bytes_per_second "
         "host_memory_bytes_per_second source"
     ),
     "launcher": (

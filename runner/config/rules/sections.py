@@ -8,6 +8,7 @@ from __future__ import annotations
 from runner.config.rules.adapter import ADAPTER_TABLES
 from runner.config.rules.approximations import APPROXIMATION_TABLES
 from runner.config.rules.compression import COMPRESSION_TABLES
+from runner.config.rules.devices import DEVICE_TABLES
 from runner.config.rules.embedding import EMBEDDING_TABLES
 from runner.config.rules.kernels import KERNEL_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
@@ -45,6 +46,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     TRAINER,
     CHECKPOINT,
     MACHINE,
+    *DEVICE_TABLES,
     *LAUNCHER_TABLES,
 )
 """The tables in the order in which they are checked and reported."""

@@ -268,8 +268,8 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
 
 def _search_problems(config: RunConfig, typed: Mapping[str, bool]) -> list[Problem]:
     """What rules say of the keys of the search itself; and what is both fixed and free."""
-    own = ("parallelism.ranks", "parallelism.free", "parallelism.search")
-    found = [each for each in rules(config) if each.path in own]
+    own = ("parallelism.ranks", "parallelism.free", "parallelism.search", "hardware.devices", "parallelism.devices")
+    found = [each for each in rules(config) if each.path.startswith(own)]
     if found or config.parallelism.free is None:
         return found
     groups = (key.partition(".")[0] for key, is_typed in typed.items() if is_typed)  # zero=1 sets zero.stage
@@ -332,6 +332,8 @@ def ranks_to_share(config: RunConfig) -> int:
     """The ranks to share out: as asked, else the devices of the planned nodes, of this batch job or machine."""
     if config.parallelism.ranks is not None:
         return config.parallelism.ranks
+    if config.hardware.devices:
+        return sum(each.count for each in config.hardware.devices)
     if config.hardware.devices_per_node is not None and config.hardware.name != "auto":
         return config.hardware.devices_per_node * (config.launcher.nodes or 1)
     tasks = os.environ.get("SLURM_NTASKS", "")

@@ -44,6 +44,8 @@ def with_layout_that_fits(
     (problem,) = problems
     try:
         config = resolve(words)
+        if config.hardware.devices:  # which the search does not tell apart
+            return tuple(problems)
         found = _fewest_ranks(config, words, progress)
     except RequestError as error:
         told = f"a layout that fits could not be searched: {error.problems[0].line()}"

@@ -269,7 +269,7 @@ class _Layouts(_Trials):
 
 
 def _peak(plan: RunPlan) -> tuple[int, int]:
-    return max(plan.peak_memory_bytes), plan.memory_limit_bytes
+    return plan.peak_memory_bytes[plan.fullest], plan.limit_of(plan.fullest)
 
 
 def _all_samples(config: RunConfig) -> int:

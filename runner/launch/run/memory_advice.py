@@ -44,7 +44,8 @@ def smaller(config: RunConfig, plan: RunPlan) -> str:
 
     peak = max(plan.peak_memory_bytes)
     limited = replace(config, memory_limit=str(int(_LESS * peak)), resume=None)
-    told = f"predicted were {format_bytes(peak)} of {format_bytes(plan.memory_limit_bytes)}"
+    fullest = plan.fullest
+    told = f"predicted were {format_bytes(plan.peak_memory_bytes[fullest])} of {format_bytes(plan.limit_of(fullest))}"
     try:
         problems = measured_plan(limited, plan.profile).problems
     except RequestError:

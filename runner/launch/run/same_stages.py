@@ -8,6 +8,7 @@ the steps at which K-FAC's inverses are replaced in bubbles, do not.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,8 @@ def with_stages_before(config: RunConfig, plan: RunPlan, machine: MachineFacts |
     sizes = [(len(stages), stages[-1][-1]) for stages in (partition, plan.partition)]
     if sizes[0] != sizes[1] or (partition == plan.partition and profile == plan.profile):
         return plan
-    again = make_plan(with_partition(config, partition), profile, **asdict(machine or this_machine(config)))
+    devices = stored.devices if Counter(stored.devices) == Counter(plan.devices) else plan.devices
+    again = make_plan(with_partition(config, partition, devices), profile, **asdict(machine or this_machine(config)))
     if not again.fits:
         logger.warning("the stages of %s would not fit here: an asynchronous schedule gives other losses", before)
         return plan

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from runner.plan.cut.values import Partition
 
-__all__ = ["Balance", "balance_of", "balance_ranks", "descend"]
+__all__ = ["Balance", "balance_of", "balance_ranks", "descend", "moved"]
 
 _MOST_STAGES_TOGETHER = 16
 
@@ -65,13 +65,13 @@ def descend(layers: Partition, key: Callable[[Partition], Key]) -> Partition:
     """
     best = key(layers)
     while True:
-        found = min(((key(each), each) for each in _moved(layers)), default=(best, layers))
+        found = min(((key(each), each) for each in moved(layers)), default=(best, layers))
         if found[0] >= best:
             return layers
         best, layers = found
 
 
-def _moved(layers: Partition) -> Iterator[Partition]:
+def moved(layers: Partition) -> Iterator[Partition]:
     """Every partition with boundaries i .. j one layer further up or down."""
     firsts = [first for first, _ in layers]
     end = layers[-1][1] + 1
@@ -79,6 +79,6 @@ def _moved(layers: Partition) -> Iterator[Partition]:
     for i in range(1, len(layers)):
         for j in range(i, min(len(layers), i + together)):
             for step in (-1, 1):
-                moved = [*firsts[:i], *(first + step for first in firsts[i : j + 1]), *firsts[j + 1 :], end]
-                if all(a < b for a, b in zip(moved, moved[1:], strict=False)):
-                    yield tuple((a, b - 1) for a, b in zip(moved, moved[1:], strict=False))
+                made = [*firsts[:i], *(first + step for first in firsts[i : j + 1]), *firsts[j + 1 :], end]
+                if all(a < b for a, b in zip(made, made[1:], strict=False)):
+                    yield tuple((a, b - 1) for a, b in zip(made, made[1:], strict=False))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from runner.config.schema import PartitionConfig, RunConfig
 from runner.plan.cut.partition import Partition
+from runner.plan.devices import DeviceClass, with_devices
 
 __all__ = ["AUTO", "FIXED", "with_partition"]
 
@@ -14,8 +16,9 @@ FIXED = ("uniform", "manual")
 """Policies whose stages follow from the request and the number of layers alone."""
 
 
-def with_partition(config: RunConfig, layers: Partition) -> RunConfig:
-    """The request with the boundaries that its plan chose; unchanged if the request itself says them."""
+def with_partition(config: RunConfig, layers: Partition, devices: Sequence[DeviceClass] = ()) -> RunConfig:
+    """The request with the boundaries, and the order of devices, that its plan chose; what it says itself stays."""
+    config = with_devices(config, devices)
     if config.partition.name in FIXED:
         return config
     changed = copy.copy(config)

@@ -167,7 +167,7 @@ def uniform(num_layers: int, stages: int) -> Partition:
 
 
 def min_max(
-    costs: Sequence[float], stages: int, *, limit: StageLimit | None = None, replicas: Sequence[int] | None = None
+    costs: Sequence[float], stages: int, *, limit: StageLimit | None = None, replicas: Sequence[float] | None = None
 ) -> Partition | None:
     """Find the contiguous partition whose largest stage cost is least, and then the one with the least sum of squares.
 
@@ -175,7 +175,7 @@ def min_max(
         costs: non-negative cost of each layer.
         stages: number of stages, at most ``len(costs)``; no stage is empty.
         limit: which layers a stage may hold.
-        replicas: numbers by which the cost of each stage is divided; None: 1.
+        replicas: numbers by which the cost of each stage is divided, also speeds of devices; None: 1.
 
     Returns:
         the partition, or None if no partition keeps to the limit.
@@ -240,7 +240,7 @@ def least_peak(
     return layers
 
 
-def _cost_of_stages(costs: Sequence[float], replicas: Sequence[int] | None) -> Callable[[int, int, int], float]:
+def _cost_of_stages(costs: Sequence[float], replicas: Sequence[float] | None) -> Callable[[int, int, int], float]:
     """What layers ``begin .. end - 1`` cost as the layers of a stage."""
     prefix = list(accumulate(costs, initial=0.0))
     if replicas is None:

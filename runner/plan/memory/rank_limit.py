@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from runner.plan.cut.values import Partition
@@ -21,14 +22,14 @@ class RankMemory:
     Args:
         stages: what single stages need.
         schedule: tells which stages a rank has, and which of their micro-batches it holds at once.
-        limit_bytes: the limit of a rank.
+        limits: the limit of each rank, in bytes.
     """
 
-    def __init__(self, stages: StageMemoryLimit, schedule: Schedule, limit_bytes: int) -> None:
+    def __init__(self, stages: StageMemoryLimit, schedule: Schedule, limits: Sequence[int]) -> None:
         self._stages = stages
         self._held = [schedule.stages_of(rank) for rank in range(schedule.ranks)]
         self._moments = held_by_ranks(schedule)
-        self._limit_bytes = limit_bytes
+        self._limits = limits
         self._cached = cache(self._rank_peak)  # a moved boundary changes the layers of few ranks
 
     def highest(self, layers: Partition) -> int:
@@ -36,8 +37,8 @@ class RankMemory:
         return max(self._peaks(layers))
 
     def excess(self, layers: Partition) -> int:
-        """The bytes by which ranks exceed the limit, summed over ranks."""
-        return sum(max(0, peak - self._limit_bytes) for peak in self._peaks(layers))
+        """The bytes by which ranks exceed their limits, summed over ranks."""
+        return sum(max(0, peak - limit) for peak, limit in zip(self._peaks(layers), self._limits, strict=True))
 
     def _peaks(self, layers: Partition) -> list[int]:
         return [self._cached(rank, *(layers[stage] for stage in held)) for rank, held in enumerate(self._held)]

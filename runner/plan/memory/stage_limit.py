@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -47,17 +47,18 @@ class StageMemoryLimit:
 
     @classmethod
     def of(
-        cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, needs: MemoryNeeds
+        cls, profile: ModelProfile, schedule: Schedule, rank_limits: Sequence[int], needs: MemoryNeeds
     ) -> StageMemoryLimit:
-        """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
-        batches = [0] * schedule.stages
+        """The limit of each stage of a schedule, each of whose ranks has a limit."""
+        batches, limits = [0] * schedule.stages, [max(rank_limits)] * schedule.stages
         for rank in range(schedule.ranks):
             held = batch_bytes(profile, schedule, rank, needs.batch_samples)
             for stage in schedule.stages_of(rank):
                 batches[stage] = max(batches[stage], held)
-        limits = tuple(rank_limit_bytes - held for held in batches)
+                limits[stage] = min(limits[stage], rank_limits[rank])
+        left = tuple(limit - held for limit, held in zip(limits, batches, strict=True))
         needs = replace(needs, extra=needs.extra or older_versions(schedule))
-        return cls(profile, held_microbatches(schedule), limits, tuple(batches), needs)
+        return cls(profile, held_microbatches(schedule), left, tuple(batches), needs)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its micro-batches in flight are within the limit."""

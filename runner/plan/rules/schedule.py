@@ -31,6 +31,7 @@ __all__ = [
     "SPLIT",
     "SWAPPED",
     "TWINS",
+    "UNLIKE",
     "WAVES",
     "statistics_problems",
 ]
@@ -370,6 +371,29 @@ def statistics_problems(schedule: str, names: Iterable[str], fix: str = "schedul
 
 
 _OTHER_AVERAGES = "The copies of a stage would each see a part of the micro-batches, and remember other averages"
+
+_not_unlike = partial(another_schedule, "hardware.devices")
+
+UNLIKE: Table[OrderFacts] = Table(
+    "Schedules on unlike devices",
+    (
+        _not_unlike(
+            "Several ranks of {order.name} hold a stage, which takes another time on each of their devices",
+            lambda order: order.has_copies,
+        ),
+        _not_unlike(
+            "What fills its bubbles was measured on one device, and would not fill those of others",
+            lambda order: order.filling is not None,
+        ),
+        _not_unlike(
+            "The cuts of many orders are played at once, and its ranks leave their order",
+            lambda order: order.leaves_its_order,
+        ),
+    ),
+    applies=lambda f: bool(f.config.hardware.devices),
+    first_of_each_key=True,
+)
+
 
 TWINS: Table[OrderFacts] = Table(
     "Schedules with copies of a stage",

@@ -26,6 +26,7 @@ from runner.plan.rules.schedule import (
     SPLIT,
     SWAPPED,
     TWINS,
+    UNLIKE,
     WAVES,
 )
 from runner.plan.rules.tensors import TENSOR_TABLES
@@ -79,6 +80,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     *OPTIMIZERS_ON_ORDERS,
     COMPRESSION,
     TWINS,
+    UNLIKE,
     POST_VALIDATION,
     *TENSOR_TABLES,
 )

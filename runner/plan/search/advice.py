@@ -54,8 +54,7 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
     """
     if not plan.fits_host:
         return _host_misfit(plan)
-    peaks = plan.peak_memory_bytes
-    rank = peaks.index(max(peaks))
+    peaks, rank = plan.peak_memory_bytes, plan.fullest
     parts = plan.rank_parts[rank]
     largest = parts.largest()
     stages = ", ".join(map(str, plan.topology.stages_of(rank)))
@@ -67,7 +66,7 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
             "; no other schedule, micro-batch count, partition, activation checkpoint, pipeline degree or batch tried "
             "makes it fit"
         )
-    return Problem("memory_limit", format_bytes(plan.memory_limit_bytes), rule, why, " or ".join(found))
+    return Problem("memory_limit", format_bytes(plan.limit_of(rank)), rule, why, " or ".join(found))
 
 
 def _host_misfit(plan: RunPlan) -> Problem:
@@ -85,7 +84,8 @@ def compare_without_pipeline(
 ) -> Comparison | None:
     """Compare with the same devices without a pipeline, and with one device; None if there is no pipeline.
 
-    None, too, for a strategy that would search for minutes among the programs of a whole model in one stage.
+    None, too, for unlike devices, which would need unlike parts of a batch, and for a strategy that would search for
+    minutes among the programs of a whole model in one stage.
 
     Args:
         own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
@@ -94,7 +94,7 @@ def compare_without_pipeline(
         least_gain: the share of a step by which one must be shorter, so that the two are told apart.
     """
     degrees = config.parallelism
-    if degrees.pipeline == 1 or searches(config):
+    if degrees.pipeline == 1 or searches(config) or config.hardware.devices:
         return None
     devices = degrees.pipeline * degrees.data
     others = [_without_pipeline(config, replan, count) for count in sorted({devices, 1}, reverse=True)]

@@ -126,8 +126,8 @@ def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
         longer = choice.beaten.seconds / best.seconds - 1
         told += f"; next is {_name(choice.beaten)}, {format_seconds(choice.beaten.seconds)} ({longer:.1%} longer)"
     if choice.too_large is not None:
-        peak = format_bytes(max(plans[choice.too_large.schedule].peak_memory_bytes))
-        limit = format_bytes(plans[best.schedule].memory_limit_bytes)
+        large = plans[choice.too_large.schedule]
+        peak, limit = format_bytes(large.peak_memory_bytes[large.fullest]), format_bytes(large.limit_of(large.fullest))
         name, seconds = _name(choice.too_large), format_seconds(choice.too_large.seconds)
         told += f"; {name} would take {seconds}, but {peak} of {limit}"
     return told

@@ -38,7 +38,7 @@ from runner.schedule.lowering.program import lower
 from runner.schedule.values import Op, Schedule
 from runner.schedule.values import Program as LoweredProgram
 
-__all__ = ["Stages", "choice_of", "cut", "stages_of"]
+__all__ = ["Stages", "choice_of", "cut", "rough_profile", "stage_memory", "stages_of"]
 
 _BY_MEMORY = ("profile", "memory")  # policies that read what ranks need
 _ATTEMPTS = 4  # plans of a policy that reads budgets; the first is right unless ranks hold more beside its tensors
@@ -84,10 +84,13 @@ def cut(
     Raises:
         RequestError: these stages cannot be trained so.
     """
-    profile = draft.profile
-    whole = (0, len(profile.layers) - 1)
-    _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=draft.needs.accelerated)
-    return stages_of(draft, *_partition(draft, rough, policy, as_fast_as), choose=choose)
+    return stages_of(draft, *_partition(draft, rough_profile(draft), policy, as_fast_as), choose=choose)
+
+
+def rough_profile(draft: Draft) -> ModelProfile:
+    """The profile with what the activation policies keep if all layers are one stage."""
+    whole = (0, len(draft.profile.layers) - 1)
+    return plan_activations(draft.config, draft.profile, [whole], on_accelerator=draft.needs.accelerated)[1]
 
 
 def choice_of(draft: Draft) -> ProgramChoice:
@@ -189,7 +192,7 @@ def _planned_activations(draft: Draft, layers: Partition, choose: ProgramChoice)
     everything = ActivationPlan(tuple((Segment(first, last),) for first, last in layers))
     figures = stage_figures(adjusted(profile, everything), layers)
     shares = (SharesByLifetime if shares_by_lifetime(draft.config) else EqualShares)(
-        draft.limit_bytes, draft.schedule, memory_of(draft, program, figures), figures
+        draft.limits, draft.schedule, memory_of(draft, program, figures), figures
     )
     budgets = shares.first()
     for _ in range(_ATTEMPTS):
@@ -227,7 +230,7 @@ def _fastest_by_rank(
             tried = best.with_choice(stage, of_stage, offer)
             made = adjusted(draft.profile, tried)
             peaks = memory_of(draft, program, stage_figures(made, layers)).peak_bytes
-            if all(peaks[rank] <= draft.limit_bytes for rank in ranks):
+            if all(peaks[rank] <= draft.limits[rank] for rank in ranks):
                 best, costs = tried, made
                 break
     return best, costs
@@ -273,9 +276,9 @@ def _partition(
     """The stages' layers. If no partition fits, it is the one balanced by time, with a note that says so."""
     schedule = draft.schedule
     stages, placement = schedule.stages, schedule.placement[0]
-    limit, ranks = _stage_limit(draft, profile), None
+    limit, ranks = stage_memory(draft, profile), None
     if policy in _BY_MEMORY and any(len(schedule.stages_of(rank)) > 1 for rank in range(schedule.ranks)):
-        ranks = RankMemory(limit, schedule, draft.limit_bytes)
+        ranks = RankMemory(limit, schedule, draft.limits)
     try:
         layers = partition(
             policy,
@@ -294,5 +297,6 @@ def _partition(
     return layers, ()
 
 
-def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
-    return StageMemoryLimit.of(profile, draft.schedule, draft.limit_bytes, draft.needs)
+def stage_memory(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
+    """What single stages need, and their limits."""
+    return StageMemoryLimit.of(profile, draft.schedule, draft.limits, draft.needs)
