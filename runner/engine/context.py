@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from runner.engine.buffers import Buffers
 from runner.engine.measure.timeline import Timeline
@@ -94,6 +95,7 @@ class RankContext:
         sharding: keeps the gradients of the rank's stage, if the engine does not.
         tensor_group: what this rank exchanges with those that divide its layers with it; None: none does.
         timeline: the times of what the rank did.
+        speed: how fast the rank computes, in parts of its real speed, for experiments.
         windows: the windows that have begun and not ended, by place; see :class:`runner.engine.stream.RankStream`.
     """
 
@@ -106,6 +108,7 @@ class RankContext:
     tensor_group: TensorGroup | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
+    speed: float = 1.0
     windows: dict[int, Window] = field(default_factory=dict)
 
     def window_of(self, action: Action) -> Window:
@@ -116,6 +119,17 @@ class RankContext:
         """
         place = action.window if action.microbatch is None else action.microbatch // self.microbatches
         return self.windows[place]
+
+    def computed(self, op: str, stage: int, microbatch: int, start: Any) -> None:
+        """Note a compute action that began at ``start`` and ends now, or when a slower device would end it."""
+        self.slow_down(start)
+        self.timeline.compute(op, stage, microbatch, start)
+
+    def slow_down(self, start: Any) -> None:
+        """Sleep until what began at ``start`` has taken as long as at this rank's emulated speed."""
+        if self.speed < 1:
+            begin, end = self.timeline.clock.seconds([start, self.timeline.moment()])
+            time.sleep((end - begin) * (1 / self.speed - 1))
 
     def holds(self, window: Window, stage: int, microbatch: int, op: Op = Op.F) -> bool:
         """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; a window without backwards has only F."""

@@ -126,6 +126,7 @@ class Engine:
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding, tensor_group)
         self._rank.timeline = Timeline(clock_of(transport.device))
+        self._rank.speed = options.speeds[view.position] if options.speeds else 1.0
         self._headers = Headers(view, schedule.placement, transport)
         self._ends = StepEnds(
             self._rank,
@@ -190,6 +191,11 @@ class Engine:
             return 1.0
         late = max(schedule.lags[stage] for stage in self._ends.updating_stages) / schedule.window_size
         return float(late ** (min(begun / steps, 1.0) - 1.0)) if late > 1 else 1.0
+
+    @property
+    def speed(self) -> float:
+        """How fast this rank computes, in parts of its real speed; below 1 if it emulates a slower device."""
+        return self._rank.speed
 
     @property
     def timeline(self) -> Timeline:

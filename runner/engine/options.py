@@ -39,6 +39,7 @@ class EngineOptions:
         twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
+        speeds: how fast each pipeline rank computes, in parts of its real speed, for experiments; empty: as it is.
         offload_delay_seconds: delay that is added to every move of activations to the host or back, for experiments.
         offload_drive: folder of a drive in whose files moved activations or weights lie; None: they are in host memory.
         offload_bytes_per_second: speed to which these moves are slowed down, for experiments; None: they are not.
@@ -65,6 +66,7 @@ class EngineOptions:
     twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None
+    speeds: tuple[float, ...] = ()
     offload_delay_seconds: float = 0.0
     offload_bytes_per_second: float | None = None
     offload_drive: Path | None = None

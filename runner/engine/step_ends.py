@@ -106,10 +106,23 @@ class StepEnds:
         backup: Backup | None,
     ) -> None:
         """Set the function that updates the weights; see :meth:`runner.engine.engine.Engine.attach_optimizer`."""
+        apply_update = self._at_speed(apply_update)
         for update in self._updates:
             others = [each for stage, each in self.gradients.items() if stage not in update.stages]
             update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
             update.backup = backup
+
+    def _at_speed(self, apply_update: Callable[[], None]) -> Callable[[], None]:
+        """The function that updates the weights, as slow as this rank's emulated device."""
+        if self._rank.speed == 1:
+            return apply_update
+
+        def slowed() -> None:
+            start = self._rank.timeline.moment()
+            apply_update()
+            self._rank.slow_down(start)
+
+        return slowed
 
     def reduce(self, window: Window, stage: int) -> None:
         """Run REDUCE of a stage: start to sum its gradients over its replicas and twins; STEP waits for the sums."""

@@ -235,6 +235,7 @@ def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineSt
         tensor_sums=config.parallelism.tensor_sums,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
+        speeds=tuple(each.speed for each in plan.devices) if device_type(config) == "cpu" else (),
         offload_delay_seconds=config.offload.delay_seconds,
         offload_bytes_per_second=config.offload.bytes_per_second,
         offload_drive=None if config.offload.drive is None else Path(config.offload.drive),

@@ -96,7 +96,7 @@ class Compute:
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # the error message shows the stage's input
                 raise
-        self._rank.timeline.compute("F", stage, place.number, start)
+        self._rank.computed("F", stage, place.number, start)
         self._count_loss(place)
         if buffers is not None:
             buffers.forget_unchanged()
@@ -155,7 +155,7 @@ class Compute:
         start = self._rank.timeline.moment()
         with self._rank.transport.exclusive(), self.works.forward(place, value, keeps=True), as_before:
             output = self._run(place, value, counts=False)
-        self._rank.timeline.compute("R", stage, place.number, start)
+        self._rank.computed("R", stage, place.number, start)
         self._rank.buffers.put("graph", stage, microbatch, (value, output))
 
     def _run(self, place: Place, value: Any, *, counts: bool) -> Any:
@@ -251,7 +251,7 @@ class Compute:
             start = self._rank.timeline.moment()
             with self._rank.transport.exclusive():
                 produced = run(leaves, roots, gradients)
-        self._rank.timeline.compute(op, place.stage, place.number, start)
+        self._rank.computed(op, place.stage, place.number, start)
         self._hand_on(place, leaves, produced)
 
     def backward_weight(self, action: Action) -> None:
@@ -263,7 +263,7 @@ class Compute:
         start = self._rank.timeline.moment()
         with self._rank.transport.exclusive():
             backward_weight(pending)
-        self._rank.timeline.compute("W", place.stage, place.number, start)
+        self._rank.computed("W", place.stage, place.number, start)
 
     def _place(self, action: Action) -> Place:
         return Place(self._rank.window_of(action), action.stage, number_of(action))

@@ -59,7 +59,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
         "stages": {
             stage: {
                 **{op: seconds_per_action(measured, op, stage) for op in "FBIW"},
-                "step": _update_seconds(config, engine, stage),
+                "step": _update_seconds(config, engine, stage) / engine.speed,
             }
             for stage in engine.stages
         },
@@ -70,7 +70,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages)
     return make_plan(
-        with_partition(config, plan.partition),
+        with_partition(config, plan.partition, plan.devices),
         profile,
         schedule=plan.schedule if is_chosen_by_plan(config) or plan.schedule.moves else None,
         stage_seconds=seconds,
