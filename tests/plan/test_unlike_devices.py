@@ -250,7 +250,7 @@ def test_many_unlike_devices_are_compared_in_blocks() -> None:
         ([classes(0.5, 1.0), "launcher=slurm"], "launcher.name = slurm: must be local with hardware.devices."),
         (
             [classes(0.5, 1.0), "parallelism=auto"],
-            "hardware.devices = [1 x a, 1 x b]: must be empty with parallelism=auto.",
+            "hardware.devices = [1 x a, 1 x b]: must be empty with planner=joint.",
         ),
     ],
 )

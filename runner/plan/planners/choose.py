@@ -274,7 +274,7 @@ def _finalists(answers: list[PlanningAnswer]) -> list[PlanningAnswer]:
 
 
 def _lack(choice: Choice) -> tuple[int, float]:
-    return choice.peak - choice.plan.memory_limit_bytes, choice.seconds
+    return choice.plan.lacks_bytes, choice.seconds
 
 
 def _simplest(choices: list[Choice], cost: Callable[[Choice], float]) -> Choice | None:

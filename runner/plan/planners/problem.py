@@ -16,10 +16,11 @@ from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.plan.activations import plan_activations
 from runner.plan.cores import shared_cores
+from runner.plan.devices import devices_of, limits_of
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.memory.limits import memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.planners.joint import divisors
-from runner.plan.planners.values import Division, Kept, Line, Lines, Order, PlanningProblem
+from runner.plan.planners.values import Device, Division, Kept, Line, Lines, Order, PlanningProblem
 from runner.plan.requested_schedule import executed_schedule
 from runner.plan.stages.figures import state_bytes
 from runner.plan.stages.scale import between, for_samples
@@ -76,13 +77,14 @@ def planning_problem(
         orders=_orders(config, given),
         zero=_zero(config, given),
         step_seconds_per_byte=draft.profile.optimizer_seconds_per_byte,
-        cores=cores.at_once(1) if cores is not None else None,
+        cores=cores.at_once(1) if cores is not None and not config.hardware.devices else None,
         microbatches=given_count if statistics else None,
         fixed=_fixed(config, given),
         overhead=0.0 if accelerated or profile.seconds_source != "measured" else _ENGINE,
         seconds_source=profile.seconds_source,
         host=draft.host_link if accelerated and _may_move(config) else None,
         left_out=left_out,
+        devices=_devices(config, machine, ranks),
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 
@@ -102,7 +104,8 @@ def interpolated(profiles: Sequence[ModelProfile], samples: int) -> ModelProfile
 def alone(config: RunConfig, tensor: int = 1, samples: int | None = None) -> RunConfig:
     """The request for one stage and one replica, with micro-batches of about so many samples."""
     made = copy.deepcopy(config)
-    made.parallelism = replace(made.parallelism, name="single", pipeline=1, data=1, tensor=tensor)
+    made.parallelism = replace(made.parallelism, name="single", pipeline=1, data=1, tensor=tensor, devices=None)
+    made.hardware = replace(made.hardware, devices=[])
     if tensor == 1:
         # What says how layers are divided belongs to layers that are.
         made.parallelism = replace(made.parallelism, sharding=None, sequence=False)
@@ -133,6 +136,13 @@ def _limit(config: RunConfig, machine: Machine, ranks: int) -> int:
         device_bytes=machine.device_memory_bytes,
         machine_bytes=machine.memory_bytes,
     )
+
+
+def _devices(config: RunConfig, machine: Machine, ranks: int) -> tuple[Device, ...]:
+    """The device of each rank, if they are unlike."""
+    found = devices_of(replace(config, parallelism=replace(config.parallelism, data=1)))
+    limits = limits_of(config, found, _limit(config, machine, ranks)) if found else ()
+    return tuple(Device(each.name, each.speed, limit) for each, limit in zip(found, limits, strict=True))
 
 
 def _orders(config: RunConfig, given: Collection[str]) -> tuple[Order, ...]:

@@ -107,10 +107,9 @@ def _time(plan: RunPlan) -> str:
 
 
 def _memory(plan: RunPlan) -> str:
-    peaks = plan.peak_memory_bytes
-    rank = peaks.index(max(peaks))
+    peaks, rank = plan.peak_memory_bytes, plan.fullest
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.rank_parts[rank].as_dict().items() if size)
-    return f"at most {format_bytes(peaks[rank])} of {format_bytes(plan.memory_limit_bytes)} (rank {rank}: {parts})"
+    return f"at most {format_bytes(peaks[rank])} of {format_bytes(plan.limit_of(rank))} (rank {rank}: {parts})"
 
 
 def other_values(chosen: Chosen) -> list[dict[str, Any]]:
@@ -157,7 +156,7 @@ def runners_up_text(chosen: Chosen, width: int) -> str:
 
 def _row(choice: Choice) -> tuple[str, ...]:
     answer, plan = choice.answer, choice.plan
-    lack = choice.peak - plan.memory_limit_bytes
+    lack = plan.lacks_bytes
     return (
         choice.told or "chosen",
         f"{answer.pipeline}·{answer.data}·{answer.tensor}",
@@ -179,9 +178,8 @@ def misfit_line(chosen: Chosen, problem: PlanningProblem, tried: Sequence[tuple[
         problem: what was searched.
         tried: changes with which something fits, each with its peak.
     """
-    best, limit = chosen.best, chosen.best.plan.memory_limit_bytes
-    peaks = best.plan.peak_memory_bytes
-    parts = best.plan.rank_parts[peaks.index(max(peaks))]
+    best, fullest = chosen.best, chosen.best.plan.fullest
+    limit, parts = best.plan.limit_of(fullest), best.plan.rank_parts[fullest]
     largest = parts.largest()
     if best.answer.planner == "joint":
         ranks = f"{problem.ranks} rank{'s' if problem.ranks > 1 else ''}"
@@ -218,7 +216,7 @@ def chosen_document(chosen: Chosen, problem: PlanningProblem, words: Sequence[st
         found["nearest"] = {
             "overrides": _words(best.keys),
             "peak_memory_bytes": best.peak,
-            "lacks_bytes": best.peak - best.plan.memory_limit_bytes,
+            "lacks_bytes": best.plan.lacks_bytes,
         }
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from runner.plan.time.network import Network, network_from_json
 from runner.plan.values import Link
 
-__all__ = ["Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
+__all__ = ["Device", "Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
 
 
 class Line(NamedTuple):
@@ -75,6 +75,15 @@ class Division:
     kept: tuple[Kept, ...]
 
 
+class Device(NamedTuple):
+    """A device that differs from others: its class, its speed in parts of the described device's, the bytes of a rank
+    on it."""
+
+    name: str
+    speed: float
+    memory: int
+
+
 class Order(NamedTuple):
     """A published schedule that may be chosen, by its name, with its number of stages per rank."""
 
@@ -104,6 +113,7 @@ class PlanningProblem:
         seconds_source: ``measured`` or ``estimated``.
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
         left_out: what the search does not look at, with the reason, as sentences.
+        devices: the device of each rank, in any order, if they are unlike; empty: all are the described one.
     """
 
     layers: tuple[str, ...]
@@ -122,6 +132,7 @@ class PlanningProblem:
     seconds_source: str = "estimated"
     host: Link | None = None
     left_out: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
 
     @property
     def link(self) -> Link:
@@ -149,6 +160,7 @@ def problem_from_json(text: str) -> PlanningProblem:
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),
         left_out=tuple(found.pop("left_out", ())),
+        devices=tuple(Device(*each) for each in found.pop("devices", ())),
         **found,
     )
 
@@ -177,6 +189,7 @@ class PlanningAnswer:
             differ, those of one pipeline take the stage's micro-batches in turns.
         again: the layers that run forward again, where that is chosen by layer; None: as ``kept`` says.
         offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
+        devices: the class of each stage's device, where they are unlike; empty: they are alike.
     """
 
     planner: str
@@ -194,6 +207,7 @@ class PlanningAnswer:
     replicas: tuple[int, ...] = ()
     again: tuple[int, ...] | None = None
     offload: str | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -227,6 +241,8 @@ class PlanningAnswer:
         if self.pipeline > 1:
             keys["partition"] = "manual"
             keys["partition.boundaries"] = [first for first, _ in self.stages[1:]]
+        if self.devices:
+            keys["parallelism.devices"] = list(self.devices)
         again = self._layers_again()
         if self.offload is not None:
             keys["activation_checkpoint"], keys["offload"] = "none", self.offload

@@ -228,6 +228,7 @@ def answer_of(
     offload: str | None = None,
     needs: tuple[str, ...] = (),
     count: int | None = None,
+    devices: tuple[str, ...] = (),
 ) -> PlanningAnswer:
     """The answer with these stages, and what the engine lacks for it.
 
@@ -246,6 +247,7 @@ def answer_of(
         again: the layers that run forward again, where it is chosen by layer.
         offload: the strategy that moves what layers save.
         needs: what else the engine lacks for it.
+        devices: the class of each stage's device, where they are unlike.
     """
     plain = next((each for each in problem.orders if each.schedule == "1f1b"), None)
     lacks = [*needs, *([_DIVIDED] if len(set(tensor)) > 1 else [])]
@@ -272,4 +274,5 @@ def answer_of(
         replicas,
         again,
         offload,
+        devices,
     )

@@ -4,31 +4,23 @@ For every size of a worker and every N_m, the cut whose slowest stage takes leas
 what it holds: at most as many micro-batches as pass between its forward and its backward. The paper's linear program
 over 0 and 1 has the same solutions; on a chain a dynamic program is exact. A worker's micro-batch takes the slowest
 stage, or the way through all stages over N_m. A step pushes and pulls the weights of each stage once (distance 0).
-All devices are alike here, so the grouping of unlike ones into workers is none.
+Unlike devices are grouped into workers in the paper's three ways, of which the fastest is taken.
 
 Source: Park et al. 2020, HetPipe, as the surveys tell it (reconstruction).
 """
 
 from __future__ import annotations
 
-import numpy as np
+from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, with_microbatches
+from runner.plan.planners.published.grouping import Grouped, exchange, grouped, groupings, least_slowest, way
+from runner.plan.planners.values import Device, PlanningAnswer, PlanningProblem
 
-from runner.plan.planners.published.chain import (
-    Chain,
-    Stages,
-    answer_of,
-    divisors,
-    least_in_order,
-    with_microbatches,
-)
-from runner.plan.planners.values import PlanningAnswer, PlanningProblem
-
-__all__ = ["held_by", "plan", "worker"]
+__all__ = ["compared", "plan", "worker"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
     """The answer to a problem; None if nothing fits."""
-    return with_microbatches(problem, _plan)
+    return with_microbatches(problem, _plan_unlike if problem.devices else _plan)
 
 
 def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
@@ -43,8 +35,8 @@ def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
             if found is None:
                 break  # more micro-batches need more memory
             slowest, stages = found
-            way = chain.seconds(0, len(problem.layers)) + sum(2 * chain.message(last + 1) for _, last in stages[:-1])
-            step = count // workers * max(slowest, way / under_way) + _exchange(chain, stages, workers)
+            through = way(chain, stages, _alike(problem, size))
+            step = count // workers * max(slowest, through / under_way) + exchange(chain, stages, workers)
             best = min(best, (step, stages, workers)) if best is not None else (step, stages, workers)
     if best is None:
         return None
@@ -61,28 +53,51 @@ def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
     )
 
 
+def _alike(problem: PlanningProblem, size: int) -> tuple[Device, ...]:
+    return (Device("", 1.0, problem.memory[problem.ranks]),) * size
+
+
 def worker(chain: Chain, size: int, under_way: int) -> tuple[float, Stages] | None:
     """The least slowest stage, with its messages, of a worker with so many devices and micro-batches under way."""
-    layers, limit = len(chain.problem.layers), chain.problem.memory[chain.problem.ranks]
-    sent = np.array([0.0, *(2 * chain.message(at) for at in range(1, layers)), 0.0])
-    seconds = chain.ranges("forward") + chain.ranges("backward") + sent[:, None] + sent[None, :]
-    states = chain.ranges("weight") + chain.ranges("gradient") + chain.ranges("state") + chain.working()
-    saved = chain.ranges("saved")
-    costs = []
-    for stage in range(size):
-        peak = states + held_by(stage, size, under_way) * saved
-        costs.append(np.where(peak <= limit, seconds, np.inf))
-    return least_in_order(costs)
+    return least_slowest(chain, _alike(chain.problem, size), under_way)
 
 
-def held_by(stage: int, size: int, under_way: int) -> int:
-    """The micro-batches between their forward and their backward on a stage, if all stages take as long."""
-    return min(under_way, 2 * (size - stage) - 1)
+def compared(problem: PlanningProblem, count: int) -> dict[str, Grouped]:
+    """What a step of ``count`` micro-batches takes with each grouping of unlike devices that fits: the best by name."""
+    chain, found = Chain(problem, problem.divisions[0], problem.batch / count), dict[str, Grouped]()
+    for name, workers in groupings(problem.devices):
+        made = grouped(chain, workers, count) if count % len(workers) == 0 else None
+        if made is not None and (name not in found or made.seconds < found[name].seconds):
+            found[name] = made
+    return found
 
 
-def _exchange(chain: Chain, stages: Stages, workers: int) -> float:
-    """Seconds in which a worker pushes its changes and pulls weights, all stages at the same time."""
-    if workers == 1:
-        return 0.0
-    link = chain.problem.link
-    return max(2 * link.seconds(chain.total("weight", first, last + 1)) for first, last in stages)
+def _plan_unlike(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
+    """The fastest grouping of unlike devices; the engine runs the one whose workers are alike."""
+    found = compared(problem, count)
+    if not found:
+        return None
+    name = min(found, key=lambda each: found[each].seconds)
+    best = found[name]
+    needs: tuple[str, ...] = ()
+    if name != "ED":
+        others = "".join(
+            f"; {each} takes {other.seconds / best.seconds:.2f} times as long"
+            for each, other in found.items()
+            if each != name
+        )
+        needs = (
+            f"its workers ({name}) have unlike devices, and replicas of a stage have devices of one class{others}",
+        )
+    return answer_of(
+        "hetpipe",
+        problem,
+        best.stages,
+        replicas=(best.workers,) * len(best.stages),
+        tensor=(1,) * len(best.stages),
+        microbatches=count // best.workers,
+        kept=(problem.divisions[0].kept[0].name,) * len(best.stages),
+        seconds=best.seconds,
+        needs=needs,
+        devices=tuple(device.name for device in best.devices),
+    )
