@@ -14,7 +14,7 @@ _MOST = 3
 _OTHER = "it learns otherwise than one process, and may need another learning rate"
 
 
-About = Literal["learning", "pipeline", "cores", "host"]
+About = Literal["learning", "pipeline", "cores", "devices", "host"]
 _ORDER = get_args(About)  # the most important first
 
 
@@ -22,7 +22,8 @@ class Caution(NamedTuple):
     """A note of a plan that a run repeats when it starts.
 
     Args:
-        about: what it concerns: what is learned, the choice of a pipeline, cores that ranks share, moves to the host.
+        about: what it concerns: what is learned, the choice of a pipeline, cores that ranks share, devices that
+            are emulated, moves to the host.
         line: the note.
     """
 

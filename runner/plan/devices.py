@@ -129,11 +129,12 @@ def told(devices: Sequence[DeviceClass]) -> str:
     return "; ".join(f"{each.name}: {each.speed:g} of the speed{size}" for each, size in sizes.items())
 
 
-def emulation_notes(config: RunConfig, devices: Sequence[DeviceClass], *, accelerated: bool) -> tuple[str, ...]:
+def emulation_notes(devices: Sequence[DeviceClass], *, accelerated: bool) -> tuple[str, ...]:
     """A note about unlike devices of a run on one machine's CPU, which has one kind of device."""
-    if not devices or accelerated or config.hardware.name != "auto":
+    if not devices or accelerated:
         return ()
-    slow = {f"{each.name} {1 / each.speed - 1:.3g} times" for each in devices if each.speed < 1}
-    told = "devices are emulated on this machine: limits of memory are judged by the plan, and nothing enforces them"
+    order = ", ".join(each.name for each in devices)
+    line = f"devices ({order}) are emulated on this machine: nothing enforces their limits of memory"
+    slow = dict.fromkeys(f"{each.name} {1 / each.speed - 1:.3g} times" for each in devices if each.speed < 1)
     sleeps = "ranks of slower classes sleep after each computation and update"
-    return (f"{told}; {sleeps}, {', '.join(sorted(slow))} as long as it took" if slow else told,)
+    return (f"{line}; {sleeps}, {', '.join(slow)} as long as it took" if slow else line,)

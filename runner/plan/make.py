@@ -407,7 +407,6 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
-        *emulation_notes(draft.config, draft.devices, accelerated=draft.needs.accelerated),
         *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware)),
         *kept,
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
@@ -421,6 +420,8 @@ def _cautions(draft: Draft, time: TimePrediction, *, measured: bool) -> Iterator
     yield from (Caution("learning", line) for line in approximations(draft.config, draft.schedule))
     if draft.shared is not None and not measured:
         yield Caution("cores", core_note(draft.shared, time))
+    emulated = emulation_notes(draft.devices, accelerated=draft.needs.accelerated)
+    yield from (Caution("devices", line) for line in emulated)
     yield from (Caution("host", line) for line in idle_offload_notes(draft))
 
 

@@ -148,6 +148,16 @@ def test_ranks_with_two_stages_are_as_fast_as_their_device() -> None:
     assert plan.time.step_seconds == min(every)
 
 
+@pytest.mark.parametrize("schedule", ["zb_v", "zb_auto", "bpipe", "varuna", "pipedream_2bw", "wpipe", "auto"])
+def test_other_orders_are_no_slower_than_even_stages_on_any_order_of_devices(schedule: str) -> None:
+    profile, words = model([layer()] * 8), (f"schedule={schedule}",)
+    even = [
+        planned(profile, (0.25, 1.0), *words, "partition=uniform", f"parallelism.devices=[{order}]").time.step_seconds
+        for order in ("a,b", "b,a")
+    ]
+    assert planned(profile, (0.25, 1.0), *words).time.step_seconds < min(even)
+
+
 SMALL = ", memory_bytes: 460"
 
 
