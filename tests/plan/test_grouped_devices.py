@@ -1,4 +1,4 @@
-"""``planner=hetpipe`` with unlike devices: its groupings against every order, cut and number of micro-batches."""
+"""Planners of unlike devices: HetPipe's groupings and Pipe-torch's stages against every order, cut and sharing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
-from planning_problems import figures, problem
+from planning_problems import cuts, figures, problem, shares
 
 from runner.cli.main import main
+from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.hetpipe import compared, plan
+from runner.plan.planners.published.pipe_torch import in_best_order
+from runner.plan.planners.published.pipe_torch import plan as plan_without_overlap
 from runner.plan.planners.values import Device, PlanningProblem, problem_from_json
 
 V, R, G, Q = (Device(name, speed, 10**9) for name, speed in zip("vrgq", (1.0, 0.7, 0.5, 0.25), strict=True))
@@ -65,7 +68,8 @@ def test_groupings_are_the_best_of_every_order_and_cut(seed: int, cases: tuple[l
     assert found == pytest.approx(wanted)
     answer = plan(of)
     assert answer is not None
-    assert bool(answer.needs) == (min(found, key=lambda name: found[name]) != "ED")
+    alike = {name for name, workers in zip(("NP", "ED", "HD"), cases, strict=True) if len({*map(tuple, workers)}) == 1}
+    assert bool(answer.needs) == (min(found, key=lambda name: (found[name], name not in alike)) not in alike)
 
 
 def test_what_does_not_fit_a_class_is_left_out() -> None:
@@ -80,6 +84,39 @@ def test_what_does_not_fit_a_class_is_left_out() -> None:
     assert found["ED"].seconds == pytest.approx(seconds_of(of, [[small, large]] * 2, 16), rel=0.01)
     tiny = large._replace(memory=int(0.1 * weights))
     assert plan(replace(of, devices=(small, small, tiny, tiny))) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("devices", [(V, G, Q), (V, V, Q, Q), (V, R, G, Q)], ids=len)
+def test_pipe_torch_takes_the_best_of_every_order_cut_and_sharing(seed: int, devices: tuple[Device, ...]) -> None:
+    of = replace(problem(seed, layers=5), devices=devices, ranks=len(devices))
+    rows, found = figures(of, 2.0), []
+    for order in set(permutations(devices)):
+        for ranges in cuts(5):
+            for own in shares(len(ranges), len(order)) if len(ranges) <= len(order) else ():
+                worst, begin = 0.0, 0
+                for (first, end), m in zip(ranges, own, strict=True):
+                    slowest = min(device.speed for device in order[begin : begin + m])
+                    begin += m
+                    compute = sum(seconds for seconds, _, _ in rows[first:end]) / slowest
+                    sums = 2 * (m - 1) / m * sum(weight for _, weight, _ in rows[first:end]) / 4.0
+                    entering = 2 * rows[first - 1][2] if first else 0.0
+                    leaving = 2 * rows[end - 1][2] if end < 5 else 0.0
+                    worst = max(worst, (compute + sums) / m + entering + leaving)
+                found.append(worst)
+    (seconds, _, _), _ = in_best_order(Chain(of, of.divisions[0], 2.0), devices)
+    assert seconds == pytest.approx(min(found), rel=1e-12)
+
+
+def test_what_pipe_torch_finds_runs_where_stages_have_one_device_each() -> None:
+    of = problem(0, layers=5)
+    heavy = replace(of.divisions[0], weight=(50.0,) * 5, gradient=(50.0,) * 5)  # no stage has replicas: sums are long
+    answer = plan_without_overlap(replace(of, divisions=(heavy,), devices=(V, G, Q), ranks=3))
+    assert (answer.pipeline, answer.data, answer.needs) == (3, 1, ())
+    assert sorted(answer.devices) == ["g", "q", "v"]
+    light = replace(of.divisions[0], gradient=(0.0,) * 5, boundary=(9.0,) * 5)  # one stage has all devices
+    answer = plan_without_overlap(replace(of, divisions=(light,), devices=(V, V, Q), ranks=3))
+    assert "devices of several classes" in answer.needs[0]
 
 
 WORDS = ("plan", "model=mlp", "parallelism=auto", "hardware=a100_80gb")

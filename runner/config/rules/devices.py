@@ -13,7 +13,7 @@ from runner.errors import Problem
 __all__ = ["DEVICE_TABLES"]
 
 _OF_PLAN = ("auto", "uniform", "manual")
-_GROUPS = "hetpipe"  # the planner that tells devices apart
+_TELL_APART = ("hetpipe", "pipe_torch")  # planners of unlike devices
 
 
 def _classes(config: RunConfig) -> Iterator[Problem]:
@@ -133,10 +133,10 @@ DEVICE_TABLES: tuple[Table[RunConfig], ...] = (
         (
             Row(
                 "hardware.devices",
-                lambda c: c.parallelism.name == "auto" and c.planner.name != _GROUPS,
+                lambda c: c.parallelism.name == "auto" and c.planner.name not in _TELL_APART,
                 "must be empty with planner={planner.name}",
                 "The search gives all ranks the same device. The plan of a pipeline finds the order of devices, and "
-                f"the cut for it; planner={_GROUPS} groups unlike devices into pipelines",
+                "the cut for it; planner=hetpipe and planner=pipe_torch share unlike devices out",
                 fix="parallelism=pipeline",
                 value=_told,
             ),

@@ -112,7 +112,7 @@ def least_slowest(
         layers: the number of layers.
         devices: the number of devices.
         cost: seconds of a stage by its first layer and its end: for each number of replicas from 0 to ``devices``, of
-            which that for 0 is not read.
+            which that for 0 is not read; or, of devices in an order, for the numbers before the stage and to its end.
     """
     counts = np.arange(devices + 1)
     own = counts[None, :] - counts[:, None]  # [before, after]
@@ -121,7 +121,8 @@ def least_slowest(
     came = np.zeros((layers + 1, devices + 1, 2), dtype=np.int64)
     for end in range(1, layers + 1):
         for first in range(end):
-            seconds = np.where(own > 0, cost(first, end)[own], np.inf)
+            known = cost(first, end)
+            seconds = np.where(own > 0, known[own] if known.ndim == 1 else known, np.inf)
             worst = np.maximum(best[first][:, None], seconds)
             before = worst.argmin(axis=0)
             least = worst[before, counts]

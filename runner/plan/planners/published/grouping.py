@@ -37,12 +37,14 @@ class Grouped(NamedTuple):
         stages: first and last layer of each stage.
         devices: the device of each stage.
         workers: how many workers there are.
+        alike: whether all workers have the same devices.
     """
 
     seconds: float
     stages: Stages
     devices: Worker
     workers: int
+    alike: bool
 
 
 def groupings(devices: Sequence[Device]) -> Iterator[tuple[str, list[Worker]]]:
@@ -61,21 +63,16 @@ def groupings(devices: Sequence[Device]) -> Iterator[tuple[str, list[Worker]]]:
 
 def grouped(chain: Chain, workers: Sequence[Worker], count: int) -> Grouped | None:
     """What a step of ``count`` micro-batches, shared evenly, takes the slowest worker; None if nothing fits one."""
-    slowest: Grouped | None = None
-    for own in dict.fromkeys(workers):
-        each = count // len(workers)
-        found = _best_order(chain, own, each)
-        if found is None:
-            return None
-        seconds, stages, devices = found
-        step = each * seconds + exchange(chain, stages, len(workers))
-        if slowest is None or step > slowest.seconds:
-            slowest = Grouped(step, stages, devices, len(workers))
-    return slowest
+    kinds = list(dict.fromkeys(workers))
+    found = [_in_best_order(chain, own, count // len(workers), len(workers)) for own in kinds]
+    fitting = [each for each in found if each is not None]
+    if len(fitting) < len(kinds):
+        return None
+    return max(fitting, key=lambda each: each.seconds)._replace(alike=len(kinds) == 1)
 
 
-def _best_order(chain: Chain, devices: Worker, microbatches: int) -> tuple[float, Stages, Worker] | None:
-    """Seconds for a micro-batch of a worker, its stages, and its devices in the best order; None if nothing fits.
+def _in_best_order(chain: Chain, devices: Worker, microbatches: int, workers: int) -> Grouped | None:
+    """What a step takes a worker with its devices in the best order; None if nothing fits.
 
     A micro-batch takes the slowest stage, or the way through all stages over those that are under way.
 
@@ -83,8 +80,10 @@ def _best_order(chain: Chain, devices: Worker, microbatches: int) -> tuple[float
         chain: the layers.
         devices: the worker's devices.
         microbatches: the micro-batches of a step; no more are under way.
+        workers: how many workers there are.
     """
-    size, best = len(devices), None
+    size = len(devices)
+    best: Grouped | None = None
     if size > len(chain.problem.layers):
         return None
     for order in islice(unlike_orders(devices), MOST_ORDERS):
@@ -93,9 +92,10 @@ def _best_order(chain: Chain, devices: Worker, microbatches: int) -> tuple[float
             if found is None:
                 break  # more micro-batches need more memory
             slowest, stages = found
-            seconds = max(slowest, way(chain, stages, order) / under_way)
-            if best is None or seconds < best[0]:
-                best = seconds, stages, order
+            each = max(slowest, way(chain, stages, order) / under_way)
+            seconds = microbatches * each + exchange(chain, stages, workers)
+            if best is None or seconds < best.seconds:
+                best = Grouped(seconds, stages, order, workers, alike=False)
     return best
 
 

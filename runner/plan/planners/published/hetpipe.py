@@ -77,10 +77,10 @@ def _plan_unlike(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
     found = compared(problem, count)
     if not found:
         return None
-    name = min(found, key=lambda each: found[each].seconds)
+    name = min(found, key=lambda each: (found[each].seconds, not found[each].alike))
     best = found[name]
     needs: tuple[str, ...] = ()
-    if name != "ED":
+    if not best.alike:
         others = "".join(
             f"; {each} takes {other.seconds / best.seconds:.2f} times as long"
             for each, other in found.items()
