@@ -61,7 +61,7 @@ def asleep() -> list[dict[str, Any]]:
 
 def judged(of: PlanningProblem, answer: PlanningAnswer) -> float:
     """Seconds of a step of an answer that can run, by the play of its order."""
-    order = Orders().of(answer.order, answer.pipeline, answer.microbatches, answer.turns)
+    order = Orders().of(answer.order, answer.pipeline, answer.microbatches, answer.turns, answer.shares)
     assert order is not None  # what planners answer exists
     samples = of.batch / (answer.data * answer.microbatches)
     table = StageTable(of, Setting(of.divisions[0], samples, answer.microbatches, answer.data, answer.zero))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from runner.config.deepspeed_file import tuning_of
@@ -53,8 +54,9 @@ def _laid_over(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]
 
 
 def _largest_microbatch(config: RunConfig) -> int:
-    share = -(-config.data.batch_size // config.parallelism.data)
-    return -(-share // config.schedule.microbatches)
+    own = -(-config.data.batch_size // config.parallelism.data)
+    shares = config.schedule.shares
+    return -(-own // config.schedule.microbatches) if shares is None else ceil(own * max(shares) / sum(shares))
 
 
 def _precision(config: RunConfig) -> dict[str, Any]:

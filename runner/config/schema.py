@@ -198,8 +198,14 @@ class ScheduleConfig:
     discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights
     warmup_steps: int | None = None  # pipemare: first steps that are flushed; null = 0
     replicas: list[int] | None = None  # gpipe, 1f1b, pipedream: ranks of each stage, in turns, as [2,1]; null = one
+    shares: list[float] | None = None  # naive, gpipe, 1f1b, 1f1b_eager: parts of the samples, as [1,1,2]; null = alike
     target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
+
+    @property
+    def parts(self) -> int | list[float]:
+        """How a replica's samples are divided among its micro-batches: so many alike, or by their shares."""
+        return self.computed_microbatches if self.shares is None else self.shares
 
     @property
     def computed_microbatches(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class WindowOpener:
         stream: tells which losses this rank computes.
         headers: passes sizes on.
         microbatches: number of micro-batches of a step.
+        shares: the share of each in the samples; empty: all are alike.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
         num_metrics: how many metrics are measured in windows that are not of training.
     """
@@ -36,11 +38,13 @@ class WindowOpener:
         headers: Headers,
         *,
         microbatches: int,
+        shares: Sequence[float] = (),
         all_take_part: bool,
         num_metrics: int = 0,
     ) -> None:
         self._view, self._stream, self._headers = view, stream, headers
         self._microbatches, self._all_take_part, self._num_metrics = microbatches, all_take_part, num_metrics
+        self._parts = shares or microbatches
 
     def open(
         self, batch: StepBatch, *, step: int, training: bool, asks: int, loss_scale: float, timeline: Timeline
@@ -62,12 +66,12 @@ class WindowOpener:
                 f"step {step + 1}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
                 "the dataset must give the same samples on every rank"
             )
-        sizes = split_sizes(samples, self._microbatches)
+        sizes = split_sizes(samples, self._parts)
         empty = frozenset(number for number, size in enumerate(sizes) if not size)
         stand_ins = empty if self._all_take_part else frozenset()
 
         def parts(value: Any) -> list[Any]:
-            return with_stand_ins(value, split_microbatches(value, samples, self._microbatches), stand_ins)
+            return with_stand_ins(value, split_microbatches(value, sizes), stand_ins)
 
         has_inputs, is_last = 0 in self._view.holders, self._view.num_stages - 1 in self._view.holders
         has_targets = is_last and batch.targets is not None

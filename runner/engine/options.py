@@ -19,6 +19,7 @@ class EngineOptions:
 
     Args:
         microbatches: number of micro-batches per optimizer step and replica.
+        shares: the share of each of them in the replica's samples; empty: all are alike.
         dtype: dtype of weights and, without ``autocast``, activations.
         seed: seed of random layers.
         clip_norm: largest global gradient norm, or None.
@@ -50,6 +51,7 @@ class EngineOptions:
     """
 
     microbatches: int
+    shares: tuple[float, ...] = ()
     dtype: torch.dtype = torch.float32
     seed: int = 0
     clip_norm: float | None = None

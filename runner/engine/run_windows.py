@@ -68,6 +68,7 @@ class WindowRunner:
             stream,
             headers,
             microbatches=options.microbatches,
+            shares=options.shares,
             all_take_part=rank.sharding is not None,
             num_metrics=len(options.metrics),
         )

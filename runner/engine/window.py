@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
-from runner.plan.layout.batches import split_sizes
 
 __all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches", "with_stand_ins"]
 
@@ -238,13 +238,9 @@ class BoundarySpec:
         return unflatten(tensors, self.structure)
 
 
-def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
-    """``torch.tensor_split`` of every tensor of ``value`` on its first axis; entries may have no samples."""
-    ends = []
-    start = 0
-    for size in split_sizes(samples, count):
-        ends.append((start, start + size))
-        start += size
+def split_microbatches(value: Any, sizes: Sequence[int]) -> list[Any]:
+    """Parts of every tensor of ``value`` on its first axis, of so many samples each; they may have none."""
+    ends = pairwise(accumulate(sizes, initial=0))
     return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]
 
 

@@ -180,8 +180,7 @@ def _record(run_dir: Path) -> RunRecord:
 def evaluation_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """The request of an evaluation: what of the run decides its results, and the overrides.
 
-    Its stages run forwards alone, in the order of 1f1b; optimizer, ZeRO, offloading and classes of devices do not
-    matter.
+    Its stages run forwards alone, in the order of 1f1b; optimizer, ZeRO and offloading do not matter.
 
     Raises:
         RequestError: an override is wrong, or breaks a rule; the error contains all problems.
@@ -201,8 +200,6 @@ def evaluation_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
         "memory_limit": _UNLIMITED,
     }
     container["data"] = container["data"] | {"drop_last": False}
-    for section in ("hardware", "parallelism"):  # unlike devices were planned for, and emulated, in training
-        container[section] = {key: value for key, value in container.get(section, {}).items() if key != "devices"}
     config = amended(container, overrides)
     raise_problems([*rules(config), *schedule_problems(config), *missing_packages(config).values()])
     if config.launcher.name != "local":

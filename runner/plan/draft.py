@@ -124,7 +124,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     """
     degrees = config.parallelism
     layout = Layout(degrees.pipeline, degrees.data, degrees.tensor)
-    step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
+    step = config.data.batch_size, degrees.data, config.schedule.parts
     profile = for_samples(profile, batches.largest_microbatch(*step))
     local_ranks = machine.local_ranks or ranks_of_a_node(config)
     prediction, network = prediction_of(config, schedule), network_of(config, machine.link)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from runner.config.compose.resolve import resolve
 from runner.config.links import with_measured_link
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
+from runner.plan.layout.batches import largest_sizes
 from runner.schedule.catalogue import registry
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.simulation.clock import Costs, StageCosts
@@ -108,7 +109,11 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
     Raises:
         RequestError: see :func:`schedule_of`.
     """
-    return fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
+    schedule = fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
+    if config.schedule.shares is None:
+        return schedule
+    sizes = largest_sizes(config.data.batch_size, config.parallelism.data, config.schedule.shares)
+    return replace(schedule, sizes=tuple(map(float, sizes)))
 
 
 def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.ScheduleRequest:
@@ -132,6 +137,7 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         discrepancy_correction=asked.discrepancy_correction,
         warmup_steps=asked.warmup_steps,
         replicas=asked.replicas,
+        shares=asked.shares,
         target=asked.target,
         kwargs=asked.kwargs,
     )

@@ -70,7 +70,7 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "data": [config.data.target, with_environment(config.data.kwargs), config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
-        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
+        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.parts],
         "parts": [
             config.parallelism.tensor,
             config.parallelism.sharding,

@@ -53,7 +53,7 @@ def form_of(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _made(config: RunConfig, kind: Callable[[], AbstractContextManager[Any]]) -> dict[str, Any]:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
     batch = example_batch(config.data, samples, config.seed)
     made = {"batch": [_described(tensor) for part in batch for tensor in flatten(part)[0]], "packages": _packages()}
     if config.model.target.startswith(_OWN):

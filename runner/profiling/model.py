@@ -98,7 +98,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
     import_fake_tensors()
     raise_problems(pattern_problems(config))
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
     inputs, targets = example_batch(config.data, samples, config.seed)
     try:
         profile = apart(_on_fake_tensors, config, inputs, targets)

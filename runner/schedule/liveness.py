@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -255,18 +255,22 @@ def _is_recomputed(schedule: Schedule, action: Action) -> bool:
     return schedule.is_recomputed(action.stage, action.microbatch)
 
 
-def most_at_once(row: Sequence[Action], living: Iterable[Lifetime]) -> int:
-    """The largest number of things that are alive on one rank at the same time.
+def most_at_once(
+    row: Sequence[Action], living: Iterable[Lifetime], size_of: Callable[[int | None], float] = lambda _: 1
+) -> float:
+    """The largest number of things that are alive on one rank at the same time, or the sum of their sizes.
 
     Args:
         row: the rank's list.
         living: lifetimes on this rank, which begin and end with actions of this list.
+        size_of: the size of what belongs to a micro-batch.
     """
-    growing: dict[Action | None, int] = defaultdict(int)
-    more: dict[Action | None, int] = defaultdict(int)
+    growing: dict[Action | None, float] = defaultdict(int)
+    more: dict[Action | None, float] = defaultdict(int)
     for each in living:
-        (growing if each.grows else more)[each.begins] += 1
-        more[each.ends] -= each.ends is not None
+        size = size_of(each.microbatch)
+        (growing if each.grows else more)[each.begins] += size
+        more[each.ends] -= size * (each.ends is not None)
     alive = most = more[None]
     for action in row:
         alive += growing[action]

@@ -7,7 +7,7 @@ A schedule says which rank computes what, and in which order; it has no messages
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -177,6 +177,8 @@ class Schedule:
             there, and hands on all of its outputs together. Each micro-batch has its own backward.
         parts: number of neighbouring micro-batches that are parts of one requested micro-batch.
         filling: the work that its fills do; None if it has no fills.
+        sizes: for each micro-batch of a window its part of the window's samples, in any unit; empty means that all have
+            as many.
     """
 
     name: str
@@ -196,6 +198,7 @@ class Schedule:
     parts: int = 1
     ahead: int = 0
     filling: Filling | None = None
+    sizes: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def ranks(self) -> int:
@@ -231,6 +234,23 @@ class Schedule:
     def window_size(self) -> int:
         """The number of micro-batches of one optimizer step."""
         return self.microbatches // self.windows
+
+    @property
+    def largest_size(self) -> float:
+        """The size of the largest micro-batch, in units of the mean size."""
+        return max(self.sizes) * len(self.sizes) / sum(self.sizes) if self.sizes else 1.0
+
+    def size_of(self, microbatch: int | None) -> float:
+        """The size of a micro-batch, in units of the mean size; 1 for what belongs to none."""
+        if not self.sizes or microbatch is None:
+            return 1.0
+        return self.sizes[microbatch % len(self.sizes)] * len(self.sizes) / sum(self.sizes)
+
+    def part_of_largest(self, microbatch: int | None) -> float:
+        """The size of a micro-batch, in units of the largest."""
+        if not self.sizes or microbatch is None:
+            return 1.0
+        return self.sizes[microbatch % len(self.sizes)] / max(self.sizes)
 
     def version_read(self, stage: int, microbatch: int, op: Op = Op.F) -> int:
         """The version of the weights of ``stage`` that ``op`` of a micro-batch reads."""

@@ -54,7 +54,7 @@ def first_batches(config: RunConfig) -> FirstBatches:
         raise_problems(metric_problems(config, has_validation=has_validation))
         if config.loss.name != "auto":  # else it may be a LightningModule, which logs what it wants
             raise_problems(_monitor_problems(config, validates=has_validation))
-        data, parts = config.data, config.schedule.computed_microbatches
+        data, parts = config.data, config.schedule.parts
         count = min(max(1, largest_microbatch(data.batch_size, config.parallelism.data, parts)), _MOST_SAMPLES)
         with seeded(config.seed, "first batches"):
             training = _first_batch(config, datasets.train, datasets.collate, count, "samples")

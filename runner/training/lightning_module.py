@@ -186,10 +186,10 @@ class _Bound:
         engine, compute = self._strategy.engine, own_output(self._module)
         assert engine is not None
         assert compute is not None
-        parts = (batch.samples or 0, engine.options.microbatches)
-        inputs = split_microbatches(to_precision(batch.inputs, engine.options.dtype), *parts)
-        targets = split_microbatches(batch.targets, *parts)
-        for given, target, samples in zip(inputs, targets, split_sizes(*parts), strict=True):
+        sizes = split_sizes(batch.samples or 0, engine.options.shares or engine.options.microbatches)
+        inputs = split_microbatches(to_precision(batch.inputs, engine.options.dtype), sizes)
+        targets = split_microbatches(batch.targets, sizes)
+        for given, target, samples in zip(inputs, targets, sizes, strict=True):
             if samples:
                 with torch.no_grad(), self._autocasting():
                     output = compute(given)

@@ -219,6 +219,7 @@ def _compile_share(config: RunConfig) -> float | None:
 def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineStrategy:
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
+        shares=tuple(config.schedule.shares or ()),
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,

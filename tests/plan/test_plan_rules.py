@@ -67,6 +67,9 @@ REQUESTS = [
     request("pipefisher", optimizer__name="adamw"),
     request("chimera", optimizer__name="onebit_adam"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),
+    request(
+        "1f1b", schedule__shares=[1.0] * 7 + [100.0], offload__activations="save_on_cpu", offload__weights="granular"
+    ),
     request("1f1b", partition__name="manual", partition__boundaries=[9]),
     request("pipedream_2bw", precision__name="fp16_mixed"),
     request("pipedream_2bw", weight_prediction__name="adam", weight_prediction__preset="spectrain"),

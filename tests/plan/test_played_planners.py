@@ -11,14 +11,14 @@ import pytest
 from planning_problems import figures, problem
 
 from runner.plan.planners.orders import Orders
-from runner.plan.planners.published.autopipe import best_cut, length, master_stage
+from runner.plan.planners.published.autopipe import best_cut, halved, length, master_stage, sliced
 from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.chimera import on_the_path
 from runner.plan.planners.published.chimera import plan as chimera
 from runner.plan.planners.values import Line, Order, PlanningProblem
 from runner.schedule.catalogue.kinds import ScheduleRequest
-from runner.schedule.catalogue.registry import SPECS
-from runner.schedule.simulation.clock import Costs, simulate
+from runner.schedule.catalogue.registry import SPECS, build
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 
 
 def played(forward: list[float], backward: list[float], count: int) -> float:
@@ -75,6 +75,42 @@ def test_autopipe_is_near_the_best_of_all_cuts_and_never_longer_than_the_least_s
         assert seconds <= max(every[each] for each in every if slowest[each] <= least * (1 + 1e-12)) * (1 + 1e-12)
         worst = max(worst, seconds / min(every.values()) - 1)
     assert worst <= 0.05
+
+
+def test_autopipe_halves_as_few_microbatches_as_save_most() -> None:
+    for seed in range(30):
+        layers, stages = 6 + seed % 5, 3 + seed % 2
+        chain = replace(drawn_chain(seed, layers), samples=2.0)
+        cut, count = best_cut(chain, stages, Orders())[0], 2 * stages + seed % 3
+        costs = StageCosts(
+            F=[chain.total("forward", first, end) for first, end in pairwise(cut)],
+            B=[chain.total("backward", first, end) for first, end in pairwise(cut)],
+        )
+        times = []
+        for first in range(stages):
+            shares = halved(2 * stages, first)
+            schedule = build("1f1b", ranks=stages, microbatches=len(shares), shares=shares)
+            mean = 2 * stages / len(shares)
+            sized = StageCosts(F=[mean * each for each in costs.F], B=[mean * each for each in costs.B])
+            times.append(simulate(schedule, sized).makespan)
+        first, saved = sliced(chain, cut, count, Orders())
+        assert saved == pytest.approx(times[0] - min(times), abs=1e-9)
+        assert saved >= 0
+        assert times[first] == pytest.approx(min(times), rel=1e-8)
+        assert all(each > times[first] for each in times[:first])
+
+
+@pytest.mark.parametrize(("stages", "first"), [(2, 1), (4, 1), (8, 2)])
+def test_halves_save_half_of_the_start_of_equal_stages(stages: int, first: int) -> None:
+    chain = drawn_chain(1, stages)
+    even = replace(chain.division, forward=(Line(0.0, 1.0),) * stages)
+    even = replace(even, kept=(replace(even.kept[0], backward=(Line(0.0, 2.0),) * stages),))
+    cut, equal = tuple(range(stages + 1)), Chain(chain.problem, even, 2.0)
+    found, saved = sliced(equal, cut, 2 * stages, Orders())
+    assert (found, round(saved, 9)) == (first, (stages - 1) * 2.0 / 2)
+    assert sliced(replace(equal, samples=1.0), cut, 2 * stages, Orders()) == (0, 0.0)
+    constant = replace(even, forward=(Line(9.0, 1.0),) * stages)  # halves would take that twice
+    assert sliced(Chain(chain.problem, constant, 2.0), cut, 2 * stages, Orders())[1] == 0.0
 
 
 def seconds_of(chain: Chain, cut: tuple[int, ...]) -> float:

@@ -147,10 +147,11 @@ def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
 
 def _is_uneven(config: RunConfig) -> bool:
     """Whether micro-batches differ in size; each counts as the largest, and moves bytes as their mean does."""
-    return bool(config.data.batch_size % (config.parallelism.data * config.schedule.computed_microbatches))
+    unequal = config.schedule.shares is not None
+    return unequal or bool(config.data.batch_size % (config.parallelism.data * config.schedule.computed_microbatches))
 
 
-def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int]] = ()) -> Task | None:
+def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int | Sequence[float]]] = ()) -> Task | None:
     """The plain loop of a request; None if what it does is no plain loop."""
     schedule, kind = plan.schedule, optimizer_of(config.optimizer)
     precision, several = PRECISIONS[config.precision.name], config.parallelism.data > 1
@@ -183,8 +184,8 @@ def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int]] 
     )
 
 
-def _split(config: RunConfig) -> tuple[int, int]:
-    return config.parallelism.data, config.schedule.computed_microbatches
+def _split(config: RunConfig) -> tuple[int, int | Sequence[float]]:
+    return config.parallelism.data, config.schedule.shares or config.schedule.computed_microbatches
 
 
 def _changes_updates(config: RunConfig) -> bool:

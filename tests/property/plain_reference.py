@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -48,7 +49,7 @@ class Task:
         model: makes the model of layers; it draws from seeded generators.
         loss: of an output and a target: the mean over samples, or ``(sum, weight)``.
         batch: the samples of a step.
-        splits: for each step, the number of replicas, and of micro-batches of each.
+        splits: for each step, the number of replicas, and of micro-batches of each or the share of each.
         optimizer: makes it, over the trained weights, or over fp32 copies of them with ``masters``.
         rate: the learning rate of a step.
         dtype: of weights and inputs.
@@ -64,7 +65,7 @@ class Task:
     inputs: Tensor
     targets: Tensor
     batch: int
-    splits: Sequence[tuple[int, int]]
+    splits: Sequence[tuple[int, int | Sequence[float]]]
     optimizer: Callable[[list[Tensor]], Optimizer]
     rate: Callable[[int], float]
     seed: int = 0
@@ -109,6 +110,14 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def ends_of(samples: int, count: int | Sequence[float]) -> int | list[int]:
+    """Where a replica's micro-batches end but the last, if they have shares; else their number."""
+    if isinstance(count, int):
+        return count
+    sums = [sum((Decimal(str(each)) for each in count[:end]), Decimal(0)) for end in range(1, len(count) + 1)]
+    return [int((samples * each / sums[-1]).quantize(Decimal(1), ROUND_HALF_UP)) for each in sums[:-1]]
+
+
 class _Training:
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -141,7 +150,7 @@ class _Training:
             own = next(samples)
             parts = (value[own].tensor_split(replicas) for value in (task.inputs, task.targets))
             yield [
-                list(zip(*(part.clone().tensor_split(count) for part in replica), strict=True))
+                list(zip(*(part.clone().tensor_split(ends_of(len(part), count)) for part in replica), strict=True))
                 for replica in zip(*parts, strict=True)
             ]
 

@@ -1,4 +1,4 @@
-"""Planners that give stages different numbers of ranks: what they print can be typed and trains as one process does."""
+"""Planners whose stages differ in ranks, or micro-batches in size: what they print trains as one process does."""
 
 from __future__ import annotations
 
@@ -72,6 +72,20 @@ def test_stages_with_numbers_of_ranks_of_their_own(
     asked = (*_WORDS, "parallelism=auto", "parallelism.ranks=3", f"planner={planner}")
     found = planned(asked, capsys)
     assert "schedule.replicas=[2,1]" in found["request"]
+    trains_as_planned(found, place, capsys)
+
+
+@pytest.mark.costly
+def test_the_first_microbatch_in_halves(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicas would have to sum many weights over a slow link, so that two stages are faster."""
+    slow = ("hardware.link_bytes_per_second=1e7", "planner=autopipe")
+    found = planned((*_WORDS, "parallelism=auto", "parallelism.ranks=2", *slow), capsys)
+    assert {"schedule.microbatches=9", "schedule.shares=[1,1,2,2,2,2,2,2,2]"} <= {*found["request"]}
+    trains_as_planned(found, place, capsys)
+
+
+def trains_as_planned(found: Any, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was found can be typed, keeps to its bytes, and trains as whole batches do."""
     typed = planned(found["request"], capsys)
     for key in ("step_seconds", "peak_memory_bytes", "partition", "fits"):
         assert typed[key] == found[key], key

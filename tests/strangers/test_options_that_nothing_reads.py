@@ -80,7 +80,7 @@ def test_every_key_is_told_where_nothing_reads_it() -> None:
 def _is_foreign(key: str) -> bool:
     """Whether gpipe or zb_h1 refuses a key, which other schedules read."""
     values: dict[str, Any] = {"file": "x", "variant": "x", "base": "x", "opportunistic": True, "elasticity": 0.5}
-    value = (values | {"replicas": [1, 1]}).get(key, 3)
+    value = (values | {"replicas": [1, 1], "shares": [1.0] * 4}).get(key, 3)
     asked: Any = {"ranks": 2, "microbatches": 4}
     if key in ("ranks", "microbatches", "target", "kwargs", "costs"):
         return False

@@ -156,7 +156,7 @@ def part_of(
     """What a rank loads: its replica's samples, and only where the first and the last stage are."""
     position, replica = divmod(transport.rank, data)
     samples = num_samples(batch[0])
-    parts = (split_microbatches(value, samples, data)[replica] for value in batch)
+    parts = (split_microbatches(value, split_sizes(samples, data))[replica] for value in batch)
     inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
     rows = schedule.rows if isinstance(schedule, Schedule) else (range(pipeline),)
     first, last = {row[0] for row in rows}, {row[-1] for row in rows}

@@ -10,7 +10,6 @@ import thread_runs
 import torch
 
 from runner.engine import context
-from runner.launch.evaluate import evaluation_config
 from runner.plan.values import RunPlan
 
 CLASSES = "hardware.devices=[{name: slow, speed: 0.25},{name: fast, speed: 1}]"
@@ -28,5 +27,3 @@ def test_it_is_one_process(words: tuple[str, ...], tmp_path: Path, monkeypatch: 
     assert sizes["slow"] <= sizes["fast"]
     assert made["loss"] == one["loss"]
     assert all(torch.equal(others[name], value) for name, value in weights.items())
-    evaluated = evaluation_config(tmp_path / "unlike", ())
-    assert (evaluated.hardware.devices, evaluated.parallelism.devices) == ([], None)

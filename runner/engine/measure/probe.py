@@ -17,11 +17,19 @@ __all__ = ["message_seconds", "seconds_per_action", "update_seconds", "window_se
 _ROUND_TRIPS = 7
 
 
-def seconds_per_action(measured: Timeline, op: str, stage: int) -> float:
-    """Median seconds of one compute action of a stage, over all windows except the first."""
+def seconds_per_action(
+    measured: Timeline, op: str, stage: int, size_of: Callable[[int | None], float] = lambda _: 1.0
+) -> float:
+    """Median seconds of one compute action of a stage, over all windows except the first.
+
+    Args:
+        measured: what was measured.
+        op, stage: name the actions.
+        size_of: the size of each micro-batch; the seconds are for one of size 1.
+    """
     windows = [events for _, events in measured.events]
-    found = [e.end - e.start for events in windows[1:] or windows for e in events if (e.op, e.stage) == (op, stage)]
-    return median(found) if found else 0.0
+    all_of_them = [e for events in windows[1:] or windows for e in events if (e.op, e.stage) == (op, stage)]
+    return median((e.end - e.start) / size_of(e.microbatch) for e in all_of_them) if all_of_them else 0.0
 
 
 def window_seconds(measured: Timeline) -> float:

@@ -51,6 +51,10 @@ _OF_PARTS = (
     "parallelism.tensor_sums",
     "parallelism.batch_sliced",
 )  # what only divided layers are asked with
+_OF_UNEQUALS = {
+    "replicas": "The search looks at layouts with one rank for each stage of a replica",
+    "shares": "The search looks at micro-batches of one size",
+}  # keys of the schedule that the search does not know -> why
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
 
 
@@ -250,12 +254,11 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
     from runner.schedule.catalogue.registry import ALIASES, SPECS
 
     name = config.schedule.name
-    if config.schedule.replicas is not None:
-        shown = f"[{','.join(map(str, config.schedule.replicas))}]"
-        why = "The search looks at layouts with one rank for each stage of a replica"
-        return [
-            Problem("schedule.replicas", shown, "must be null with parallelism=auto", why, "schedule.replicas=null")
-        ]
+    for key, why in _OF_UNEQUALS.items():
+        numbers = getattr(config.schedule, key)
+        if numbers is not None:
+            path, shown = f"schedule.{key}", f"[{','.join(f'{each:g}' for each in numbers)}]"
+            return [Problem(path, shown, "must be null with parallelism=auto", why, f"{path}=null")]
     if "schedule" not in given or name == "auto":
         return []
     spec = SPECS.get(ALIASES.get(name, name))
@@ -399,7 +402,7 @@ class LayoutJudge:
         if checkpointing.name == "selective" and not checkpointing.given:
             setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know
         degrees, sizes = config.parallelism, self._sizes
-        samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.computed_microbatches)
+        samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.parts)
         known = degrees.tensor in sizes and config.precision == self._config.precision
         return self._plan(config, interpolated(sizes[degrees.tensor], samples) if known else None)
 

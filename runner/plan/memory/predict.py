@@ -135,7 +135,7 @@ def in_flight_microbatches(schedule: Schedule, kinds: Collection[Kind] = KEPT) -
                 first = by_stage[each.stage].setdefault(each.microbatch, each)
                 by_stage[each.stage][each.microbatch] = first._replace(ends=each.ends)
         for stage, whole in by_stage.items():
-            most[stage] = max(most[stage], most_at_once(row, whole.values()))
+            most[stage] = max(most[stage], int(most_at_once(row, whole.values())))
     return tuple(most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -189,7 +190,15 @@ class RankWalk:
         return self._schedule.rank_of(action.stage, action.microbatch) == self._rank
 
     def _bytes(self, each: Lifetime) -> tuple[int, int]:
-        """The bytes of something with this lifetime, as activations and as other buffers."""
+        """The bytes of something with this lifetime, as activations and as other buffers.
+
+        The figures are of the largest micro-batch; those of a smaller one are its part of them.
+        """
+        whole, buffered = self._bytes_of_largest(each)
+        part = self._schedule.part_of_largest(each.microbatch)
+        return (whole, buffered) if part == 1 else (math.ceil(whole * part), math.ceil(buffered * part))
+
+    def _bytes_of_largest(self, each: Lifetime) -> tuple[int, int]:
         figures = self._figures[each.stage]
         match each.kind:
             case Kind.SAVED:

@@ -73,20 +73,26 @@ class Orders:
     """Walks each order once; what was walked is kept."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Order | None, int, int, tuple[int, ...]], PlayedOrder | None] = {}
+        self._known: dict[tuple[object, ...], PlayedOrder | None] = {}
 
     def of(
-        self, order: Order | None, ranks: int, microbatches: int, replicas: tuple[int, ...] = ()
+        self,
+        order: Order | None,
+        ranks: int,
+        microbatches: int,
+        replicas: tuple[int, ...] = (),
+        shares: tuple[int, ...] = (),
     ) -> PlayedOrder | None:
         """An order of so many ranks and micro-batches; None if it cannot be played for many candidates at once.
 
         Args:
             order, ranks, microbatches: the order.
             replicas: the ranks of each stage that take its micro-batches in turns; empty: one.
+            shares: the share of each micro-batch in the samples; empty: all have as many.
         """
-        key = order, ranks, microbatches, replicas
+        key = order, ranks, microbatches, replicas, shares
         if key not in self._known:
-            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches, replicas)
+            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches, replicas, shares)
         return self._known[key]
 
 
@@ -95,8 +101,10 @@ def exists(order: Order, ranks: int, microbatches: int) -> bool:
     return SPECS[order.schedule].accepts(_request(order, ranks, microbatches))
 
 
-def _request(order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...] = ()) -> ScheduleRequest:
-    return ScheduleRequest(ranks, microbatches, order.chunks, replicas=replicas or None)
+def _request(
+    order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...] = (), shares: tuple[int, ...] = ()
+) -> ScheduleRequest:
+    return ScheduleRequest(ranks, microbatches, order.chunks, replicas=replicas or None, shares=shares or None)
 
 
 @cache
@@ -113,8 +121,10 @@ def _alone() -> PlayedOrder:
     return PlayedOrder(None, 1, 1, ((0,),), ((Held((1,), (0,), (0,)),),), ((0,),), 1, None)
 
 
-def _made(order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...]) -> PlayedOrder | None:
-    request, spec = _request(order, ranks, microbatches, replicas), SPECS[order.schedule]
+def _made(
+    order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...], shares: tuple[int, ...]
+) -> PlayedOrder | None:
+    request, spec = _request(order, ranks, microbatches, replicas, shares), SPECS[order.schedule]
     if not spec.accepts(request):
         return None
     schedule = fuse_backwards(spec.generate(request))

@@ -57,7 +57,7 @@ def _layout(choice: Choice) -> str:
     chunks = (
         f" with {answer.order.chunks} stages per rank" if answer.order is not None and answer.order.chunks > 1 else ""
     )
-    samples = choice.plan.profile.samples
+    samples = f"{'at most ' if answer.shares else ''}{choice.plan.profile.samples}"
     counted = f"{answer.microbatches} micro-batch{'es' if answer.microbatches > 1 else ''} of {samples}"
     ranks = f"{answer.world_size} rank{'s' if answer.world_size > 1 else ''}"
     return f"{ranks}, {degrees}{order}{chunks}, {counted}, recomputation {_kept(choice)}, ZeRO {answer.zero or 'none'}"

@@ -190,6 +190,7 @@ class PlanningAnswer:
         again: the layers that run forward again, where that is chosen by layer; None: as ``kept`` says.
         offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
         devices: the class of each stage's device, where they are unlike; empty: they are alike.
+        shares: the share of each micro-batch in a replica's samples; empty: all have as many.
     """
 
     planner: str
@@ -208,6 +209,7 @@ class PlanningAnswer:
     again: tuple[int, ...] | None = None
     offload: str | None = None
     devices: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -237,6 +239,8 @@ class PlanningAnswer:
         if self.turns:
             keys["schedule.replicas"] = list(self.turns)
         keys["schedule.microbatches"] = self.microbatches
+        if self.shares:
+            keys["schedule.shares"] = list(self.shares)
         keys["zero.stage"] = self.zero
         if self.pipeline > 1:
             keys["partition"] = "manual"

@@ -29,6 +29,7 @@ from runner.plan.rules.schedule import (
     UNLIKE,
     WAVES,
 )
+from runner.plan.rules.shares import SHARES
 from runner.plan.rules.tensors import TENSOR_TABLES
 from runner.plan.rules.zero import SHARING_TABLES
 from runner.profile import ChangedState, OddWeight
@@ -82,6 +83,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     TWINS,
     UNLIKE,
     POST_VALIDATION,
+    SHARES,
     *TENSOR_TABLES,
 )
 """The tables that are checked, in this order, if the schedule itself has no problem."""

@@ -16,6 +16,8 @@ from runner.plan.search.trials import (
     cost_of_trial,
     doubled,
     nodes_for,
+    of_equals,
+    of_one_size,
     policy,
     spelled,
     tried,
@@ -149,8 +151,7 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> _Alter
             overrides |= {"schedule": "1f1b"}
         if config.partition.name == "manual":
             overrides |= {"partition": "auto"}
-        if config.schedule.replicas is not None:
-            overrides |= {"schedule.replicas": None}
+        overrides |= of_equals(config)
         plan = tried(config, overrides, replan)
         if plan is not None and plan.fits:
             seconds = plan.time.step_seconds
@@ -207,7 +208,7 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
     share = -(-config.data.batch_size // degrees.data)
     if schedule.name != "from_file":
         more = [n for n in doubled(schedule.microbatches, share) if n > schedule.microbatches]
-        kinds.append([{"schedule.microbatches": n} for n in more])
+        kinds.append([{"schedule.microbatches": n, **of_one_size(config)} for n in more])
     if config.partition.name != "auto" and degrees.pipeline > 1:
         kinds.append([{"partition": "auto"}])
     kinds.append(_sharing(config))

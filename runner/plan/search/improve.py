@@ -9,7 +9,18 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.plan.cores import num_cores
 from runner.plan.requested_schedule import is_chosen_by_plan
-from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, policy, spelled, tried
+from runner.plan.search.trials import (
+    BUDGET,
+    Overrides,
+    Replan,
+    cost_of_trial,
+    doubled,
+    of_equals,
+    of_one_size,
+    policy,
+    spelled,
+    tried,
+)
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.registry import SEARCHED
 
@@ -85,7 +96,8 @@ def _candidates(config: RunConfig, *, measures_threads: bool, keeps_microbatches
     share = -(-config.data.batch_size // config.parallelism.data)
     counts = {config.schedule.microbatches // 2, *doubled(config.schedule.microbatches, share)}
     if config.schedule.name != "from_file" and not keeps_microbatches:
-        yield from ({"schedule.microbatches": n} for n in sorted(counts - {0, config.schedule.microbatches}))
+        alike = of_one_size(config)
+        yield from ({"schedule.microbatches": n, **alike} for n in sorted(counts - {0, config.schedule.microbatches}))
     if config.parallelism.pipeline > 1:
         yield from _of_pipelines(config)
 
@@ -94,8 +106,9 @@ def _of_pipelines(config: RunConfig) -> Iterator[Overrides]:
     if config.partition.name != "auto":
         yield {"partition": "auto"}
     if not is_chosen_by_plan(config):
-        alone = {"schedule.replicas": None} if config.schedule.replicas is not None else {}
-        yield from ({"schedule": spec.name, **alone} for spec in SEARCHED if spec.name != config.schedule.name)
+        yield from (
+            {"schedule": spec.name, **of_equals(config)} for spec in SEARCHED if spec.name != config.schedule.name
+        )
 
 
 def _threads_for_each(config: RunConfig) -> int:

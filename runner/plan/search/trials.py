@@ -21,6 +21,8 @@ __all__ = [
     "cost_of_trial",
     "doubled",
     "nodes_for",
+    "of_equals",
+    "of_one_size",
     "policy",
     "spelled",
     "tried",
@@ -37,7 +39,7 @@ BUDGET = 200_000
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file", "memory_limit", "replicas"),
+    "schedule": ("chunks", "file", "memory_limit", "replicas", "shares"),
     "partition": ("boundaries",),
     "activation_checkpoint": tuple(options_by_key()),
 }
@@ -90,6 +92,16 @@ def nodes_for(config: RunConfig, ranks: int) -> Overrides:
     asked = config.launcher.nodes or 1
     fitting = max(count for count in range(1, asked + 1) if ranks % count == 0)
     return {} if fitting == asked else {"launcher.nodes": fitting}
+
+
+def of_one_size(config: RunConfig) -> Overrides:
+    """The override with which all micro-batches have one size; none if they have."""
+    return {} if config.schedule.shares is None else {"schedule.shares": None}
+
+
+def of_equals(config: RunConfig) -> Overrides:
+    """The overrides with which each stage is on one rank, and all micro-batches have one size."""
+    return {**({} if config.schedule.replicas is None else {"schedule.replicas": None}), **of_one_size(config)}
 
 
 def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:

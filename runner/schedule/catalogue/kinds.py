@@ -43,6 +43,7 @@ class ScheduleRequest:
             a run does with the order, but not the order. None means that it does without.
         replicas: for each stage, the number of ranks that hold it and take its micro-batches in turns; they add up to
             ``ranks``. None means one each.
+        shares: for each micro-batch, its share of the samples, in any unit. None means that all have as many.
         target: a user's own schedule, as ``package.module:name``.
         kwargs: further arguments of the target, if it is a function.
         costs: for ``zb_auto`` and ``pipefisher``, the durations from which they find their order.
@@ -66,6 +67,7 @@ class ScheduleRequest:
     discrepancy_correction: float | None = None
     warmup_steps: int | None = None
     replicas: Sequence[int] | None = None
+    shares: Sequence[float] | None = None
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
 

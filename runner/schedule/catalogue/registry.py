@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import chain
 from types import MappingProxyType
@@ -108,7 +109,8 @@ def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
         return ranges
     if request.ranks == 1 and not spec.one_rank:
         return [_one_rank(spec)]
-    return [*_foreign_keys(spec, request), *_illegal(spec, request), *spec.constraint(request)]
+    found = [*_foreign_keys(spec, request), *_share_problems(request), *_illegal(spec, request)]
+    return found if any(each.path == "schedule.shares" for each in found) else [*found, *spec.constraint(request)]
 
 
 def generate(name: str, request: ScheduleRequest) -> Schedule:
@@ -153,6 +155,7 @@ _OWN_KEYS = {
     "elasticity": "The weights of the other schedules are not averaged",
     "pipes": "The other schedules have as many pipelines as they need",
     "replicas": "The other schedules have an order for stages on one rank each",
+    "shares": "The other schedules have an order for micro-batches of one size",
 }
 """The keys that only some schedules use -> the reason why the others do not."""
 
@@ -164,8 +167,27 @@ def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]
         value, path = getattr(request, key), f"schedule.{key}"
         if value is not None and key not in spec.keys:
             owners = " or ".join(each.name for each in SPECS.values() if key in each.keys)
-            problems.append(Problem(path, value, f"applies to schedule={owners} only", why, f"{path}=null"))
+            shown = f"[{','.join(f'{each:g}' for each in value)}]" if isinstance(value, list) else value
+            problems.append(Problem(path, shown, f"applies to schedule={owners} only", why, f"{path}=null"))
     return problems
+
+
+def _share_problems(request: ScheduleRequest) -> Iterator[Problem]:
+    """The problems of the shares of micro-batches."""
+    if request.shares is None:
+        return
+    shown, count = f"[{','.join(f'{each:g}' for each in request.shares)}]", request.microbatches
+    fix = f"schedule.shares=[{','.join(['1'] * count)}]"
+    if not all(0 < each < math.inf for each in request.shares):
+        why = "They are parts of a step's samples, in any unit"
+        yield Problem("schedule.shares", shown, "must be positive numbers", why, fix)
+    elif len(request.shares) != count:
+        rule = f"must be one number for each of schedule.microbatches={count}"
+        why = f"These are {len(request.shares)} shares"
+        yield Problem("schedule.shares", shown, rule, why, f"schedule.microbatches={max(len(request.shares), 1)}")
+    elif max(request.replicas or (1,)) > 1:
+        why = "Ranks that take micro-batches of several sizes in turns have no published order"
+        yield Problem("schedule.shares", shown, "must be null with schedule.replicas", why, "schedule.shares=null")
 
 
 def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:

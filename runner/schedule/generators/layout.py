@@ -35,7 +35,11 @@ def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 def of_one_pipeline(
-    name: str, placement: Sequence[int], rows: Iterable[Iterable[Action]], microbatches: int
+    name: str,
+    placement: Sequence[int],
+    rows: Iterable[Iterable[Action]],
+    microbatches: int,
+    sizes: Sequence[float] | None = None,
 ) -> Schedule:
     """Make a schedule from each rank's list; all micro-batches go through the same stages.
 
@@ -44,6 +48,7 @@ def of_one_pipeline(
         placement: stage -> rank, with the same number of stages on each rank.
         rows: for each rank, its compute in order.
         microbatches: number of micro-batches of one optimizer step.
+        sizes: the share of each in the samples; None: all have as many.
     """
     actions = tuple(tuple(row) for row in rows)
     return Schedule(
@@ -52,6 +57,7 @@ def of_one_pipeline(
         pipeline_of_microbatch=(0,) * microbatches,
         actions=actions,
         chunks=len(placement) // len(actions),
+        sizes=tuple(sizes or ()),
     )
 
 

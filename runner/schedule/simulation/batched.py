@@ -38,12 +38,13 @@ class BatchedCosts:
 
 
 class _Played(NamedTuple):
-    """One action as it is played: its rank, its op's place among :data:`_OPS` (-1: a move), its stage, and what it
-    waits for."""
+    """One action as it is played: its rank, its op's place among :data:`_OPS` (-1: a move), its stage, the size of its
+    micro-batch in units of the mean, and what it waits for."""
 
     rank: int
     op: int
     stage: int
+    size: float
     waits_for: tuple[tuple[int, int], ...]  # each: place of an earlier action, and the edge of its message or -1
     is_awaited: bool
 
@@ -71,7 +72,7 @@ class CompiledOrder:
         nothing = np.zeros(costs.forward.shape[1])
         free: list[Numbers] = [nothing] * self.ranks
         ended: list[Numbers | None] = [None] * len(self.actions)
-        for place, (rank, op, stage, waits_for, is_awaited) in enumerate(self.actions):
+        for place, (rank, op, stage, size, waits_for, is_awaited) in enumerate(self.actions):
             start = free[rank]
             for needed, edge in waits_for:
                 arrived = ended[needed]
@@ -79,7 +80,7 @@ class CompiledOrder:
                 start = np.maximum(start, arrived if edge < 0 else arrived + message[edge])
             end = start
             if op >= 0:
-                free[rank] = end = start + durations[op][stage]
+                free[rank] = end = start + durations[op][stage] * size
             if is_awaited:
                 ended[place] = end
         return np.stack(free)
@@ -106,7 +107,7 @@ def compiled(schedule: Schedule) -> CompiledOrder | None:
         raise ValueError(f"{schedule.name} hangs at {walked.stuck[0].action}")
     places: dict[object, int] = {}
     ends_before: list[int] = []  # the rank that is free only when the action has ended; -1: none
-    found: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = []
+    found: list[tuple[int, int, int, float, tuple[tuple[int, int], ...]]] = []
     for rank, _, action, waits_for in walked.steps:
         needs = []
         for needed in waits_for:
@@ -118,7 +119,8 @@ def compiled(schedule: Schedule) -> CompiledOrder | None:
         places[action] = len(found)
         moves = action.op in MOVES
         ends_before.append(-1 if moves else rank)
-        found.append((rank, -1 if moves else _OPS.index(action.op), action.stage, tuple(needs)))
+        place, size = -1 if moves else _OPS.index(action.op), schedule.size_of(action.microbatch)
+        found.append((rank, place, action.stage, size, tuple(needs)))
     awaited = {at for *_, needs in found for at, _ in needs}
     actions = tuple(_Played(*each, at in awaited) for at, each in enumerate(found))
     return CompiledOrder(schedule.ranks, schedule.stages, actions)

@@ -27,6 +27,8 @@ __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_act
 class Costs:
     """Durations of a rank's whole share of a micro-batch, all in one unit. A chunk takes its part of them.
 
+    Where micro-batches differ in size, they are those of the largest.
+
     Args:
         F: duration of a forward.
         B: duration of a full backward.
@@ -47,13 +49,13 @@ class Costs:
         """The duration of one fill of a kind."""
         return self.fills.get(kind.cost, kind.default_cost)
 
-    def per_stage(self, stages: int, chunks: int, parts: int = 1, filling: Filling | None = None) -> StageCosts:
+    def per_stage(self, stages: int, chunks: int, parts: float = 1, filling: Filling | None = None) -> StageCosts:
         """The same durations stage by stage.
 
         Args:
             stages: number of stages.
             chunks: number of stages that a rank has.
-            parts: number of parts into which a micro-batch is cut; the result is for one part.
+            parts: how many times as large a micro-batch is as that of which the result is, e.g. of which it is a part.
             filling: the work that fills bubbles, or None.
         """
 
@@ -197,7 +199,8 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         rank, index, action, missing = walked.stuck[0]
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     if isinstance(costs, Costs):
-        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts, schedule.filling)
+        whole = schedule.parts * schedule.largest_size  # of it the costs are, and the result is of the mean part
+        costs = costs.per_stage(schedule.stages, schedule.chunks, whole, schedule.filling)
     stash = _complete("a stash", costs.stash, schedule.stages)
     occupancy = _complete("a link's occupancy", costs.occupancy, schedule.stages - 1)
     chance = _chances(jitter)

@@ -68,7 +68,8 @@ class _Play:
         if action.op not in COMPUTE:
             return ready
         start = max(ready, self._places[0])
-        end = start + self._seconds[action.work][action.stage] * self._slower
+        seconds = self._seconds[action.work][action.stage] * self._schedule.size_of(action.microbatch)
+        end = start + seconds * self._slower
         heapq.heapreplace(self._places, end)
         return end
 

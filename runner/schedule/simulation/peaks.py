@@ -15,13 +15,13 @@ Times = Sequence[Sequence[float]]
 
 
 def peaks_in_order(view: Schedule | Program) -> tuple[float, ...]:
-    """For each rank, the largest number of micro-batches held at once, in units of its whole share.
+    """For each rank, the largest number of micro-batches held at once, in units of its whole share of the largest.
 
     No rank may keep tensors for another one. Then a rank's own list decides the result, because it runs in order.
     """
-    share = _share(view)
+    share, schedule = _share(view), view.schedule if isinstance(view, Program) else view
     living = zip(view.actions, _activations(view), strict=True)
-    return tuple(most_at_once(row, on_rank) / share for row, on_rank in living)
+    return tuple(most_at_once(row, on_rank, schedule.part_of_largest) / share for row, on_rank in living)
 
 
 def peaks_in_time(view: Schedule | Program, start: Times, end: Times) -> tuple[float, ...]:

@@ -122,6 +122,8 @@ class Resources:
                     return False
                 start = max(start, self._reductions[rank].free)
             seconds = self._durations[action.work][action.stage] * self._chance(action, False)
+            if op in COMPUTE:
+                seconds *= self._schedule.size_of(action.microbatch)
             end = self._free[rank] = self._computed(rank, action, start, seconds)
         self.start[rank][cell], self.end[rank][cell] = start, end
         self._ended[action] = end
@@ -149,9 +151,10 @@ class Resources:
             end = self._free[rank] = self._links[link] = start + seconds
             return start, end
         edge = action.stage - 1 if action.payload is Payload.GRADIENT else action.stage
-        chance = self._chance(made[0], True)
-        self._links[link] = start + self._occupancy[edge] * chance
-        return start, start + self._latency[edge] * chance
+        chance, occupied = self._chance(made[0], True), self._occupancy[edge]
+        more = occupied * (self._schedule.size_of(action.microbatch) - 1.0)  # what its size adds to that of the mean
+        self._links[link] = start + (occupied + more) * chance
+        return start, start + (self._latency[edge] + more) * chance
 
     def _reduce(self, rank: int) -> None:
         """Begin every reduction for which all ranks are ready, after the rank ``rank`` has become ready for one."""
@@ -183,7 +186,9 @@ class Resources:
         assert needed.microbatch is not None  # compute waits only for compute and messages
         if self._schedule.rank_of(needed.stage, needed.microbatch, needed.op) == rank:
             return 0.0
-        return self._latency[min(needed.stage, stage)] * self._chance(needed, True)
+        edge = min(needed.stage, stage)
+        more = self._occupancy[edge] * (self._schedule.size_of(needed.microbatch) - 1.0)
+        return (self._latency[edge] + more) * self._chance(needed, True)
 
 
 class _Reductions:

@@ -58,7 +58,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
     own: dict[str, Any] = {
         "stages": {
             stage: {
-                **{op: seconds_per_action(measured, op, stage) for op in "FBIW"},
+                **{op: seconds_per_action(measured, op, stage, plan.schedule.size_of) for op in "FBIW"},
                 "step": _update_seconds(config, engine, stage) / engine.speed,
             }
             for stage in engine.stages

@@ -37,7 +37,7 @@ from runner.optim.learning_rate import build_scheduler
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.plan.averaging import averaging_of
-from runner.plan.layout.batches import replica_slice
+from runner.plan.layout.batches import replica_slice, split_sizes
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
 from runner.training.data.loading import make_loader
@@ -164,13 +164,9 @@ def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, A
     found = []
     for replica in range(config.parallelism.data):
         place = replica_slice(batch.samples, config.parallelism.data, replica)
-        samples = len(range(batch.samples)[place])
-        inputs, targets = (
-            split_microbatches(_part(value, place), samples, config.schedule.computed_microbatches)
-            for value in (batch.inputs, batch.targets)
-        )
-        bounds = [len(part) for part in torch.empty(samples).tensor_split(config.schedule.computed_microbatches)]
-        found.append(list(zip(inputs, targets, bounds, strict=True)))
+        sizes = split_sizes(len(range(batch.samples)[place]), config.schedule.parts)
+        inputs, targets = (split_microbatches(_part(value, place), sizes) for value in (batch.inputs, batch.targets))
+        found.append(list(zip(inputs, targets, sizes, strict=True)))
     return found
 
 

@@ -230,6 +230,7 @@ def answer_of(
     needs: tuple[str, ...] = (),
     count: int | None = None,
     devices: tuple[str, ...] = (),
+    shares: tuple[int, ...] = (),
 ) -> PlanningAnswer:
     """The answer with these stages, and what the engine lacks for it.
 
@@ -242,6 +243,7 @@ def answer_of(
             the pipeline has as many replicas as their common divisor, and beyond that those of a stage take turns.
         count: micro-batches of a step over all replicas; None: as many as those of a stage have. Where numbers of
             replicas differ, it is at most the samples.
+        shares: the share of each micro-batch in a replica's samples; empty: all have as many.
         kept: the name of each stage's way to keep.
         seconds, peak_bytes: what the planner's own model says of a step and of the fullest rank.
         order: the schedule; None: 1f1b.
@@ -276,4 +278,5 @@ def answer_of(
         again,
         offload,
         devices,
+        shares,
     )

@@ -100,7 +100,7 @@ KINDS: Mapping[str, PlannerKind] = {
     "autopipe": PlannerKind(
         autopipe.plan,
         (_CUTS,),
-        "cut, depth",
+        "cut, depth, halves of the first micro-batches",
         "moves around the slowest stage, played without messages",
         "messages, recomputation",
     ),
@@ -176,9 +176,12 @@ def answer_of(name: str, problem: PlanningProblem) -> PlanningAnswer | None:
         return None
     if answer.order is not None and len(problem.orders) == 1 and answer.order.chunks == problem.orders[0].chunks:
         answer = replace(answer, order=problem.orders[0])
-    spec = find_spec(answer.order.schedule) if answer.turns and answer.order is not None else None
-    if spec is not None and "replicas" not in spec.keys:
+    spec = find_spec(answer.order.schedule) if answer.order is not None else None
+    if spec is not None and answer.turns and "replicas" not in spec.keys:
         why = f"schedule={spec.name} has one rank for each stage, and its stages have different numbers"
+        answer = replace(answer, needs=(*answer.needs, why))
+    if spec is not None and answer.shares and "shares" not in spec.keys:
+        why = f"schedule={spec.name} has micro-batches of one size, and its first ones are halves"
         answer = replace(answer, needs=(*answer.needs, why))
     if len(problem.zero) == 1 and answer.data > 1:
         answer = replace(answer, zero=problem.zero[0])

@@ -18,20 +18,22 @@ from runner.schedule.values import Schedule
 __all__ = ["SPEC", "gpipe"]
 
 
-def gpipe(ranks: int, microbatches: int, replicas: Sequence[int] | None = None) -> Schedule:
+def gpipe(
+    ranks: int, microbatches: int, replicas: Sequence[int] | None = None, shares: Sequence[float] | None = None
+) -> Schedule:
     """Generate F of every micro-batch, then B of every micro-batch. On one rank this is gradient accumulation.
 
     Args:
         ranks, microbatches: D and T.
-        replicas: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
+        replicas, shares: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
     """
     if replicas is not None and max(replicas) > 1:
         return replicated("gpipe", replicas, microbatches, lambda forwards, backwards, _: [*forwards, *backwards])
     if ranks == 1:
-        return naive(ranks, microbatches, name="gpipe")
+        return naive(ranks, microbatches, name="gpipe", shares=shares)
     order = range(microbatches)
     rows = [[forward(rank, m) for m in order] + [backward(rank, m) for m in order] for rank in range(ranks)]
-    return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches)
+    return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches, shares)
 
 
 SPEC = ScheduleSpec(
@@ -41,8 +43,8 @@ SPEC = ScheduleSpec(
     summary="all forwards, then all backwards",
     source="Huang et al., GPipe, 2019",
     formulas=flushed("T"),
-    generate=lambda request: gpipe(request.ranks, request.microbatches, request.replicas),
+    generate=lambda request: gpipe(request.ranks, request.microbatches, request.replicas, request.shares),
     constraint=replicated_problems,
-    keys=KEYS,
+    keys=KEYS | {"shares"},
     one_rank=True,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.values import Schedule
@@ -9,10 +11,10 @@ from runner.schedule.values import Schedule
 __all__ = ["SPEC", "naive"]
 
 
-def naive(ranks: int, microbatches: int, name: str = "naive") -> Schedule:
+def naive(ranks: int, microbatches: int, name: str = "naive", shares: Sequence[float] | None = None) -> Schedule:
     """Generate F and B of each micro-batch in turn. On one rank this is plain gradient accumulation."""
     rows = [[op(rank, m) for m in range(microbatches) for op in (forward, backward)] for rank in range(ranks)]
-    return of_one_pipeline(name, looping(ranks, 1), rows, microbatches)
+    return of_one_pipeline(name, looping(ranks, 1), rows, microbatches, shares)
 
 
 SPEC = ScheduleSpec(
@@ -22,6 +24,7 @@ SPEC = ScheduleSpec(
     summary="one micro-batch at a time: one rank of p works",
     source="the baseline of every pipeline paper",
     formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1", "T * (D - 1) * (F + B)"),
-    generate=lambda request: naive(request.ranks, request.microbatches),
+    generate=lambda request: naive(request.ranks, request.microbatches, shares=request.shares),
+    keys=frozenset({"shares"}),
     one_rank=True,
 )
