@@ -32,7 +32,8 @@ _PLAN = Command(
     name="plan",
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
     usage=(
-        "[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--planners all] [--from RUN_DIR] [--why] [--rules]"
+        "[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--write FILE] [--planners all] [--from RUN_DIR] [--rehearse] "
+        "[--why] [--rules]"
     ),
     about=(
         "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
@@ -44,7 +45,8 @@ _PLAN = Command(
         "forward again, --svg draws what a stage takes under other budgets, by strategy. With parallelism=auto it "
         "finds the layout, schedule, cut, recomputation and ZeRO with the shortest step that fits, says why and what "
         "else there is, and prints the command that asks for it; what you name yourself is kept. --from takes the "
-        "request of a run, changed by the words that you give, and says what that run's measured steps let expect."
+        "request of a run, changed by the words that you give, and says what that run's measured steps let expect. "
+        "--rehearse plays the run's first steps on tensors without memory, and gives the peaks that it has counted."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
@@ -66,6 +68,7 @@ _PLAN = Command(
         Flag(
             "--from", "project a run's measured steps to its request with other words, another layout, say", "RUN_DIR"
         ),
+        Flag("--rehearse", "count each rank's peak in steps on tensors without memory, to the byte"),
         Flag("--write", "with parallelism=auto: write the layout that was found as a recipe", "FILE"),
     ),
 )

@@ -50,7 +50,7 @@ def run(arguments: Arguments) -> int:
     measured, arguments = _measured(arguments)
     raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
-        return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
+        return _run_sweep(jobs_of(arguments), as_json=as_json, why=why, rehearse=arguments.switch("rehearse"))
     if (planners := arguments.value("planners")) is not None:
         if planners != "all":
             raise_problems(
@@ -107,6 +107,9 @@ def _picture_problems(arguments: Arguments) -> list[Problem]:
     if picture is not None and arguments.switch("multirun"):
         return [Problem("--svg", picture, "takes one plan", "The picture shows one stage of it")]
     auto = asks_for_layout(arguments.words)
+    if auto and arguments.switch("rehearse"):
+        why = "The search makes many; it judges them by what it derives"
+        return [Problem("flag", "--rehearse", "takes plans whose layout is known", why, "the request it prints")]
     if picture is not None and auto:
         return [
             Problem(
@@ -133,7 +136,7 @@ def _draw(plan: RunPlan, file: Path) -> None:
 def _shown_under_way(arguments: Arguments) -> RunPlan:
     """The plan of one request; a terminal says meanwhile that it is being made."""
     with doing(screen.PLANNING):
-        return _plan(arguments.words, arguments)
+        return _plan(arguments.words, arguments, rehearse=arguments.switch("rehearse"))
 
 
 def _print_rules(arguments: Arguments, *, as_json: bool) -> int:
@@ -166,7 +169,7 @@ def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
     return why_of(plan, resolve_request(overrides), overrides)
 
 
-def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> int:
+def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehearse: bool) -> int:
     """Print one table of all jobs, the fastest that fits on top; before it, with ``--why``, the plan of each job."""
     from runner.plan.render_sweep import SweepRow, sweep_text
 
@@ -177,7 +180,7 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> in
     for number, overrides in enumerate(jobs, 1):
         screen.under_way(f"plan {number} of {len(jobs)}")
         try:
-            plan = _plan(overrides)
+            plan = _plan(overrides, rehearse=rehearse)
         except RequestError as error:
             documents.append({"overrides": list(overrides), **_refused(error)})
             rows.append(SweepRow(overrides, problems=error.problems))
@@ -226,7 +229,7 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
     return TextTable(made["title"], tuple(made["header"]), rows, (), (), tuple(made["notes"])).markdown()
 
 
-def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
+def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehearse: bool = False) -> RunPlan:
     unread: list[str] = []
     command, earlier = ("plan", arguments.problems) if arguments is not None else ("plan -m", ())
     config = checked(overrides, earlier, command=command, unread=unread)
@@ -247,6 +250,10 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
+    if rehearse:
+        from runner.launch.run.rehearsed_plan import with_rehearsal
+
+        made = with_rehearsal(config, made)
     if alone and not made.fits:
         from runner.launch.run.fitting import with_layout_that_fits
 

@@ -15,6 +15,10 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["LiveTracker", "StorageNumbers"]
 
 
+_OF_CONSTANT = torch.ops.aten.lift_fresh.default
+"""Makes an operand of a number that a program gives, and allocates nothing; on fake tensors it makes a new tensor."""
+
+
 class StorageNumbers:
     """Numbers the storages of tensors; a number is never used again, even after its storage is freed."""
 
@@ -83,7 +87,7 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():  # else a subclass converts the result, a sparse gradient, too
             result = func(*args, **kwargs)
-        made = _strided(result)
+        made = _strided(result) if func is not _OF_CONSTANT else None
         if made:
             storages = [tensor.untyped_storage() for tensor in _strided((args, kwargs))]
             given = {id(storage) for storage in storages}

@@ -155,8 +155,8 @@ def trained_of_all(plan: RunPlan) -> str:
 def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     time = plan.time
     verdict = "fits" if plan.fits else "does not fit"
-    peak, limit = plan.peak_memory_bytes[plan.fullest], plan.limit_of(plan.fullest)
-    yield f"{verdict}: at most {format_bytes(peak)} of {format_bytes(limit)}"
+    peak, limit = format_bytes(plan.peak_memory_bytes[plan.fullest]), format_bytes(plan.limit_of(plan.fullest))
+    yield f"{verdict}: at most {peak} of {limit}{' (rehearsed)' if plan.memory.is_rehearsed else ''}"
     yield from _reserved(plan)
     yield from _host(plan)
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""

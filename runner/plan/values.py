@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,12 @@ class MemoryParts:
         """The parts by name, in this order."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
+    def with_total(self, total: int) -> MemoryParts:
+        """The parts with activations, or where there are none with buffers, that make their sum ``total``."""
+        activations = max(0, self.activations + total - self.total)
+        buffers = self.buffers + total - self.total - (activations - self.activations)
+        return replace(self, activations=activations, buffers=buffers)
+
     def largest(self) -> str:
         """The name of the largest part."""
         parts = self.as_dict()
@@ -76,6 +83,7 @@ class MemoryPrediction:
         states: bytes of weights, gradients and optimizer states between backwards.
         reserved: bytes that torch's allocator reserves on a device at its peak; None if this is not predicted.
         of_replicas: the parts of each replica, for each pipe position; empty if all replicas have the same.
+        is_rehearsed: whether the peaks were counted in a run on tensors without memory, and not derived.
     """
 
     parts: tuple[MemoryParts, ...]
@@ -83,6 +91,15 @@ class MemoryPrediction:
     states: tuple[StateBytes, ...] = ()
     reserved: int | None = None
     of_replicas: tuple[tuple[MemoryParts, ...], ...] = ()
+    is_rehearsed: bool = False
+
+    def counted(self, peaks: Sequence[int]) -> MemoryPrediction:
+        """The prediction with peaks that were counted, by pipe position.
+
+        What a derived peak has too much or too little is in the activations, whose parts alone are bounds.
+        """
+        parts = tuple(map(MemoryParts.with_total, self.parts, peaks))
+        return replace(self, parts=parts, of_replicas=(), is_rehearsed=True)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -341,6 +358,7 @@ class RunPlan:
             "memory_limit_bytes": self.memory_limit_bytes,
             **self._devices(),
             "peak_memory_bytes": list(self.peak_memory_bytes),
+            **({"peak_memory_source": "rehearsed"} if self.memory.is_rehearsed else {}),
             "reserved_memory_bytes": self.memory.reserved,
             "parts": [parts.as_dict() for parts in self.rank_parts],
             "step_seconds": self.time.step_seconds,

@@ -31,6 +31,7 @@ from runner.checkpoint.state import extra_state_problems
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.base import Transport
 from runner.engine.transport.processes import destroy_process_groups
 from runner.engine.transport.tensor_group import TensorGroup
 from runner.engine.update.copies import running_statistics_problems
@@ -186,30 +187,44 @@ class EngineStrategy(NamedCheckpointStrategy):
         if not isinstance(module, PipelineModule):
             raise TypeError(f"a {type(module).__name__} has no loss_function and build_stages: see PipelineModule")
         if self.engine is None:
-            self.engine = self._build_engine(module)
-            if self.reducer is not None:
-                self.engine.reduce_by(self.reducer)
-            self.meter = MemoryMeter(self.engine)
+            self.build(module)
         else:
             self.model_to_device()  # an earlier run has moved it away at its end
             if self.engine.swap is not None:
                 self.engine.swap.claim()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            optimizer = self.optimizers[0]
-            master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
-            backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            begin, filler = self._attach_watch(optimizer, module)
-            foresight = None
-            if self.plan.prediction is not None:
-                foresight = Forecast(self.plan.prediction.kind, optimizer, self._rates.get)
-            copies = optimizer.copies if isinstance(optimizer, ElasticAverage) else None
-            if copies is None and self.plan.schedule.own_weights:
-                raise RequestError([_one_copy(self.plan.schedule.name)])
-            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight, copies)
-            crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
-            self.exchange = attach_compression(optimizer, self.engine, crossing)
+            self.attach(module)
         self.setup_precision_plugin()
+
+    def build(self, module: PipelineModule, transport: Transport | None = None) -> None:
+        """Make the engine of this rank's stages.
+
+        Args:
+            module: has the stages and the loss.
+            transport: sends and receives messages; None: the one of this run's processes.
+        """
+        self.engine = self._build_engine(module, transport)
+        if self.reducer is not None:
+            self.engine.reduce_by(self.reducer)
+        self.meter = MemoryMeter(self.engine)
+
+    def attach(self, module: PipelineModule) -> None:
+        """Let the engine update the weights by the strategy's optimizer, which exists by now."""
+        assert self.engine is not None
+        optimizer = self.optimizers[0]
+        master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
+        backup = OptimizerBackup(optimizer) if self.options.post_validation else None
+        begin, filler = self._attach_watch(optimizer, module)
+        foresight = None
+        if self.plan.prediction is not None:
+            foresight = Forecast(self.plan.prediction.kind, optimizer, self._rates.get)
+        copies = optimizer.copies if isinstance(optimizer, ElasticAverage) else None
+        if copies is None and self.plan.schedule.own_weights:
+            raise RequestError([_one_copy(self.plan.schedule.name)])
+        self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight, copies)
+        crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
+        self.exchange = attach_compression(optimizer, self.engine, crossing)
 
     def _attach_watch(
         self, optimizer: Optimizer, module: PipelineModule
@@ -246,7 +261,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
         cast(Any, connector)._sigterm_notifier_fn = note
 
-    def _build_engine(self, module: PipelineModule) -> Engine:
+    def _build_engine(self, module: PipelineModule, transport: Transport | None) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
         raise_problems(running_statistics_problems(self.view, stages, self.plan.schedule.name))
         raise_problems(extra_state_problems(stages))
@@ -260,9 +275,10 @@ class EngineStrategy(NamedCheckpointStrategy):
                 compile_layers(stage, share=self.options.compile_share)
         swap = swap_weights(self.plan, stages, module.ties, self.options, self.root_device, self._moving, offload)
         schedule, view = self.plan.schedule, self.view
-        transport = make_transport(
-            self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
-        )
+        if transport is None:
+            transport = make_transport(
+                self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
+            )
         shards: Mapping[str, Shard] = {}
         tensor_group = None
         division = getattr(module, "division", None)
@@ -365,20 +381,22 @@ class EngineStrategy(NamedCheckpointStrategy):
 
         An optimizer that draws random numbers draws the same on every replica.
         """
-        assert self.lightning_module is not None
         assert self.engine is not None
         seed_generators(mix_seed(self.options.seed, self.engine.updating, "update"))
         optimizer = self.optimizers[0]
-        trainer = self.lightning_module.trainer
-        before = [group["lr"] for group in optimizer.param_groups]
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
-            callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
-        self.lightning_module.on_before_optimizer_step(optimizer)
-        self._take_rates(before, [group["lr"] for group in optimizer.param_groups])
+        if self.lightning_module is not None:  # a run that is played has no Trainer
+            self._call_hooks(self.lightning_module, optimizer)
         self._is_updating = True
         with self._rates_of_step(optimizer):
             self._step_optimizer()
         self._is_updating = False
+
+    def _call_hooks(self, module: pl.LightningModule, optimizer: Optimizer) -> None:
+        before = [group["lr"] for group in optimizer.param_groups]
+        for callback in module.trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
+            callback.on_before_optimizer_step(module.trainer, module, optimizer)
+        module.on_before_optimizer_step(optimizer)
+        self._take_rates(before, [group["lr"] for group in optimizer.param_groups])
 
     def _take_rates(self, before: list[float], now: list[float]) -> None:
         """Take learning rates that a hook has just set for those of the step that is being applied."""
@@ -487,6 +505,10 @@ class EngineStrategy(NamedCheckpointStrategy):
         assert self.lightning_module is not None
         self.engine.start_at(self.lightning_module.trainer.global_step)
         self.engine.compare_copies()
+        self.watch_states()
+
+    def watch_states(self) -> None:
+        """Count the optimizer states that exist before the first step."""
         assert self.meter is not None
         for optimizer in self.optimizers:
             for weight, state in optimizer.state.items():

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -21,6 +19,7 @@ from runner.engine.update.replicas import ReplicaExchange
 from runner.model.tags import named_parameters
 from runner.optim.states.shared import SharedStates
 from runner.strategy.pipeline import EngineStrategy
+from runner.strategy.protocols import PipelineModule
 from runner.strategy.whole_tensors import cut
 
 __all__ = ["SharedStatesStrategy"]
@@ -33,13 +32,12 @@ class SharedStatesStrategy(EngineStrategy):
     _shared: SharedStates
 
     @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING:
-            assert self.engine is not None
-            exchange = ReplicaExchange(self.engine.transport, self.view.replicas)
-            self._shared = SharedStates(self.optimizers[0], exchange)
-            self.meter = MemoryMeter(self.engine)  # the weights are in other storages now
+    def attach(self, module: PipelineModule) -> None:
+        super().attach(module)
+        assert self.engine is not None
+        exchange = ReplicaExchange(self.engine.transport, self.view.replicas)
+        self._shared = SharedStates(self.optimizers[0], exchange)
+        self.meter = MemoryMeter(self.engine)  # the weights are in other storages now
 
     @override
     def _step_optimizer(self) -> None:

@@ -44,7 +44,7 @@ from runner.training.first_batches import metric_problems
 from runner.training.lightning_module import trainable, validates
 from runner.training.scaling import loss_scaling
 
-__all__ = ["EvaluationParts", "RankParts", "load_evaluation_parts", "load_parts"]
+__all__ = ["EvaluationParts", "RankParts", "load_evaluation_parts", "load_parts", "make_strategy", "planned_model"]
 
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,10 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     import_users_code(config)
     plan = RunPlan.load(run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
+    strategy = make_strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
-    model = _model(config, plan, rank, filled=config.resume is None)
+    model = planned_model(config, plan, rank, filled=config.resume is None)
     _tell_not_called(model, "training_step", "validation_step")
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
@@ -118,12 +118,12 @@ def load_evaluation_parts(
     import_users_code(config)
     plan = RunPlan.load(run_dir)
     require_same_plan(config, plan)
-    strategy = _strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
+    strategy = make_strategy(config, plan, sizes_vary=plan.profile.sizes_vary)
     ends = any(_ends(plan, rank))
     datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
     lengths = _lengths_of_sets(config, plan, rank, datasets, sets)
     wanted = sets or ([*lengths][-1:] if outputs else [*lengths])  # of test and validation, outputs are of the test's
-    model = _model(config, plan, rank)
+    model = planned_model(config, plan, rank)
     raise_problems(_evaluation_problems(config, plan, model, lengths, wanted, outputs=outputs))
     _tell_not_called(model, *(() if outputs else ("validation_step",)))
     module = trainable(model, strategy, config)
@@ -191,7 +191,7 @@ def _evaluation_problems(
         yield Problem("schedule.name", plan.schedule.name, "must have one last stage", why, "schedule=1f1b")
 
 
-def _model(config: RunConfig, plan: RunPlan, rank: int, *, filled: bool = False) -> LoadedModel:
+def planned_model(config: RunConfig, plan: RunPlan, rank: int, *, filled: bool = False) -> LoadedModel:
     """The model that was planned.
 
     Args:
@@ -216,7 +216,8 @@ def _compile_share(config: RunConfig) -> float | None:
     return section.given.get("share") if section.target is None else None  # options of one's own mean something else
 
 
-def _strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineStrategy:
+def make_strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> EngineStrategy:
+    """The strategy that a request asks for, of one rank of its plan."""
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
         shares=tuple(config.schedule.shares or ()),

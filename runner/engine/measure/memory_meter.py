@@ -121,7 +121,7 @@ def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
     """Bytes of parameters, buffers and flat gradients, which are alive from before the first step to the end."""
     own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
     held = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
         for t in dense_parts((*own, *more))
         if not is_at_home(t)
     }

@@ -61,7 +61,8 @@ class HostBuffers:
             return self._make(num_bytes)
         if self._pinned:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).untyped_storage()
-        return torch.UntypedStorage(num_bytes)  # type: ignore[no-untyped-call]
+        where = torch.empty(0).untyped_storage().device  # "meta" where a run is played on fake tensors
+        return torch.UntypedStorage(num_bytes, device=where)  # type: ignore[no-untyped-call]
 
     def _make_room(self, num_bytes: int) -> None:
         for size, buffers in self._free.items():

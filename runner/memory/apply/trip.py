@@ -36,6 +36,7 @@ class _Moved(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    device: torch.device
 
 
 class _Staying:
@@ -60,7 +61,7 @@ class _Unpack:
         if isinstance(saved, _Kept):
             return saved.tensor
         storage = saved.trip.bring_back(saved.memory)
-        made = torch.empty(0, dtype=saved.dtype, device=storage.device)
+        made = torch.empty(0, dtype=saved.dtype, device=saved.device)
         return made.set_(storage, saved.offset, saved.size, saved.stride)
 
 
@@ -162,7 +163,8 @@ class Trip:
         if isinstance(memory, _Staying):
             return _Kept(tensor, memory)
         memory.note(tensor)
-        return _Moved(self, memory, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        offset = int(tensor.storage_offset())
+        return _Moved(self, memory, tensor.dtype, tensor.size(), tensor.stride(), offset, tensor.device)
 
     def _memory_of(self, tensor: Tensor, *, moves: bool) -> Memory | _Staying | None:
         """The memory of a tensor, or None if it is the stage's own; it is moved or stays as its first layer says.
@@ -232,8 +234,9 @@ def _dropped() -> None:
 
 
 def _has_own_storage(tensor: Tensor) -> bool:
-    """Whether a tensor is plain memory: no sparse one, and no subclass that wraps others."""
-    return tensor.layout is torch.strided and type(tensor) in (Tensor, torch.nn.Parameter)
+    """Whether a tensor is plain memory, real or fake: no sparse one, and no subclass that wraps others."""
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) or hasattr(tensor, "fake_mode")
+    return tensor.layout is torch.strided and is_plain
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

@@ -89,7 +89,7 @@ class HostWeights:
     def claim(self) -> None:
         """Take home what other code has put elsewhere, as Lightning may between two runs."""
         for parameter, place in zip(self.parameters, self._homes, strict=True):
-            if parameter.data_ptr() != place.data_ptr():
+            if parameter.untyped_storage()._cdata != place.untyped_storage()._cdata:
                 place.copy_(parameter.data)
                 parameter.data = place
 

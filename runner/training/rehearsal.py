@@ -1,0 +1,175 @@
+"""Plays the first steps of a run on tensors without memory, and counts what each rank of a pipeline needs at most.
+
+The run's own stages, engine, optimizer and meter do what they do in a run: nothing about bytes is written down here.
+Only messages, and values that a step asks for, are made up (:mod:`runner.engine.transport.pretended`,
+:mod:`runner.model.fake_run`). So a peak that is played is the one that a run counts, where a plan's may be a bound.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from torch import nn
+
+from runner.config.schema import RunConfig
+from runner.engine.transport.pretended import PretendedTransport, play_ranks
+from runner.engine.window import StepBatch
+from runner.errors import RunFailedError
+from runner.model.apart import ApartError, apart
+from runner.model.boundary import map_tensors
+from runner.model.data import example_batch
+from runner.model.fake_run import PlayedTensors, changed_in_place
+from runner.model.load import LoadedModel
+from runner.plan.layout.batches import split_sizes
+from runner.plan.rules.zero import shares_by_itself
+from runner.plan.values import RunPlan
+from runner.profiling.real_sizes import RealSizes
+from runner.training.lightning_module import trainable
+from runner.training.rank_parts import make_strategy, planned_model
+
+__all__ = ["Rehearsed", "rehearse_run"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal has counted.
+
+    Args:
+        peak_bytes: the peaks of a pipeline's ranks by position, of the replica that needs most there; empty: the run
+            could not be played.
+        reason: why not.
+    """
+
+    peak_bytes: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def rehearse_run(config: RunConfig, plan: RunPlan) -> Rehearsed:
+    """Play a run's first steps and count.
+
+    Args:
+        config: the request.
+        plan: its plan.
+    """
+    if (why := _why_not(config, plan)) is not None:
+        return Rehearsed(reason=why)
+    try:
+        return Rehearsed(apart(_play, config, plan))
+    except (ApartError, RunFailedError) as error:  # a user's code may do anything that fake tensors cannot
+        return Rehearsed(reason=str(error).partition("\n")[0])
+
+
+def _why_not(config: RunConfig, plan: RunPlan) -> str | None:
+    """Why the run cannot be played, as far as it is known before; None: it can be tried."""
+    if config.zero.stage is not None and not shares_by_itself(config, plan.schedule):
+        return "what DeepSpeed's engine holds is known to its own processes alone"
+    if plan.schedule.ahead:
+        return "a rank's next action depends on what has arrived"
+    if plan.profile.sizes_vary:
+        return "batches have different sizes"
+    if config.compile:
+        return "what a compiler saves is not predicted"
+    return None
+
+
+def _play(config: RunConfig, plan: RunPlan) -> tuple[int, ...]:
+    sizes = split_sizes(config.data.batch_size, plan.layout["data"])
+    if config.zero.stage is None:
+        sizes = sizes[:1]  # the first replica has the most samples, and all have the same weights
+    batches = {size: example_batch(config.data, size, config.seed) for size in set(sizes)}
+    tensors = PlayedTensors()
+    with tensors, RealSizes(), changed_in_place():
+        with tensors.all_fake():
+            model = planned_model(config, plan, 0)
+
+        def pipeline(replica: int, size: int) -> list[int]:
+            ranks = plan.topology.pipeline_group(replica, 0)
+            copies = {rank: _copy(model) for rank in ranks}  # before any of them belongs to a rank
+            play = _PlayedRank(config, plan, copies, tensors, batches[size], size)
+            return play_ranks(ranks, play)
+
+        peaks = [pipeline(replica, size) for replica, size in enumerate(sizes)]
+    return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
+
+
+class _PlayedRank:
+    """Plays one rank, in a thread of its own.
+
+    Args:
+        config, plan: the run's.
+        models: the model of each rank.
+        tensors: the mode in which the model was made.
+        batch: the samples of a step of one replica, real, and how many there are.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: RunPlan,
+        models: Mapping[int, LoadedModel],
+        tensors: PlayedTensors,
+        batch: Any,
+        samples: int,
+    ) -> None:
+        self._config, self._plan, self._models = config, plan, models
+        self._tensors, self._batch, self._samples = tensors, batch, samples
+
+    def __call__(self, transport: PretendedTransport) -> int:
+        with self._tensors, RealSizes():
+            return self._peak(transport)
+
+    def _peak(self, transport: PretendedTransport) -> int:
+        config, plan = self._config, self._plan
+        strategy = make_strategy(config, plan, sizes_vary=False)
+        strategy.cluster_environment = _Place(transport.rank, plan.topology.world_size)
+        module = trainable(self._models[transport.rank], strategy, config)
+        strategy.build(module, transport)
+        made = module.configure_optimizers()
+        strategy.optimizers = [made["optimizer"] if isinstance(made, dict) else made]
+        strategy.attach(module)
+        strategy.watch_states()
+        meter = strategy.meter
+        assert meter is not None
+        if config.trainer.ema_decay is not None:
+            meter.hold(sum(4 * each.numel() for each in module.parameters() if each.requires_grad))
+        while meter.will_track:
+            strategy.hand_over(self._step(strategy.stages))
+            strategy.optimizer_step(strategy.optimizers[0], lambda: None)
+        return meter.peak_bytes
+
+    def _step(self, stages: tuple[int, ...]) -> StepBatch:
+        inputs, targets = (map_tensors(self._tensors.like, each) for each in self._batch)
+        first, last = 0 in stages, self._plan.schedule.stages - 1 in stages
+        return StepBatch(inputs if first else None, targets if last else None, self._samples)
+
+
+def _copy(model: LoadedModel) -> LoadedModel:
+    """A rank's own copy of a model, with the layers that it shares."""
+    given = [layer.given for layer in model.layers]
+    module, step, made, loss, given = copy.deepcopy((model.module, model.step, model.made, model.loss, given))
+    layers = [
+        layer if own is None else replace(layer, given=own, build=partial(_same, own))
+        for layer, own in zip(model.layers, given, strict=True)
+    ]
+    return replace(model, layers=layers, module=module, step=step, made=made, loss=loss)
+
+
+def _same(module: nn.Module) -> nn.Module:
+    return module
+
+
+class _Place(LightningEnvironment):
+    """The place of a rank that is played."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__()
+        self.set_global_rank(rank)
+        self.set_world_size(world_size)

@@ -1,0 +1,116 @@
+"""What is counted on tensors without memory is what a run counts, to the byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from thread_runs import WORDS, result, told
+
+from runner.config.compose.resolve import resolve
+from runner.engine.transport.pretended import play_ranks
+from runner.launch.run.prepare import prepare
+from runner.training.rehearsal import rehearse_run
+
+_GPT = (
+    "model=gpt", "model.kwargs.layers=2", "model.kwargs.width=32", "model.kwargs.sequence_length=8",
+    "model.kwargs.vocab_size=40", "data.kwargs.sequence_length=8", "data.kwargs.vocab_size=40", "data.batch_size=6",
+    "device=cpu", "hardware=laptop_cpu", "trainer.max_steps=4", "checkpoint=none", "logger=none",
+)  # fmt: skip
+
+
+def _counted(place: Path, words: tuple[str, ...]) -> None:
+    made, _ = result(place, words=words)
+    config = resolve([*words])
+    plan = prepare(config, place_is_made=True)
+    found = rehearse_run(config, plan)
+    assert not found.reason
+    peaks = made["peak_memory_bytes"]["measured"]
+    ranks = plan.topology.pipeline_group(0, 0)
+    assert found.peak_bytes == tuple(peaks[rank] for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallelism.pipeline=2", "schedule=zb_v", "activation_checkpoint=full"),
+        ("parallelism.pipeline=2", "schedule=pipedream"),  # of which a plan knows a bound
+        ("parallelism.pipeline=2", "offload=activations_async"),
+        ("offload=weights_blockswap",),
+        ("parallelism.tensor=2", "parallelism.sequence=true"),
+        ("parallelism.data=2", "precision=bf16_master", "compression=topk"),
+        ("parallelism.pipeline=2", "schedule=pipefb", "trainer.ema_decay=0.9"),
+    ],
+    ids=lambda words: words[-1].partition("=")[2],
+)
+def test_a_rehearsed_peak_is_the_one_that_is_counted(words: tuple[str, ...], tmp_path: Path) -> None:
+    _counted(tmp_path, (*_GPT, *words))
+
+
+def test_of_replicas_that_share_states_the_fullest_is_counted(tmp_path: Path) -> None:
+    words = (*_GPT, "parallelism.pipeline=2", "parallelism.data=3", "schedule=zb_h1", "zero.stage=1")
+    made, _ = result(tmp_path, words=words)
+    config = resolve([*words])
+    plan = prepare(config, place_is_made=True)
+    peaks = made["peak_memory_bytes"]["measured"]
+    by_position = [[peaks[rank] for rank in range(6) if plan.topology.coordinates(rank).pipe == at] for at in (0, 1)]
+    assert rehearse_run(config, plan).peak_bytes == tuple(map(max, by_position))
+
+
+def test_a_plan_shows_what_was_counted_and_says_so(tmp_path: Path) -> None:
+    made, _ = result(tmp_path, words=(*WORDS, "device=cpu", "trainer.max_steps=4"))
+    status, said = told("plan", *WORDS, "device=cpu", "--rehearse", "--json")
+    document = json.loads(said[said.index("{") :])
+    assert (status, document["peak_memory_source"]) == (0, "rehearsed")
+    assert document["peak_memory_bytes"] == made["peak_memory_bytes"]["measured"]
+    assert [sum(parts.values()) for parts in document["parts"]] == document["peak_memory_bytes"]
+    status, said = told("plan", *WORDS, "device=cpu", "--rehearse")
+    assert "(rehearsed)" in said
+
+
+def test_a_limit_below_what_was_counted_is_told(tmp_path: Path) -> None:
+    words = (
+        "plan",
+        *_GPT,
+        "parallelism.pipeline=2",
+        "schedule=pipedream",
+        "partition=manual",
+        "partition.boundaries=[2]",
+        "--rehearse",
+        "--json",
+    )
+    status, said = told(*words)
+    peak = max(json.loads(said[said.index("{") :])["peak_memory_bytes"])
+    assert told(*words, f"memory_limit={peak}")[0] == 0  # the derived bound is above it
+    status, said = told(*words, f"memory_limit={peak - 1}")
+    assert status == 3
+    assert json.loads(said[said.index("{") :])["problems"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("zero.stage=3", "parallelism.data=2"), "DeepSpeed"),
+        (("parallelism.pipeline=2", "schedule=varuna", "schedule.opportunistic=true"), "depends on what has arrived"),
+        (("compile=true",), "compiler"),
+    ],
+)
+def test_what_cannot_be_played_says_why(words: tuple[str, ...], reason: str) -> None:
+    config = resolve([*_GPT, *words])
+    found = rehearse_run(config, prepare(config, place_is_made=True))
+    assert not found.peak_bytes
+    assert reason in found.reason
+    status, said = told("plan", *_GPT, *words, "--rehearse")
+    assert "not rehearsed" in " ".join(said.split())
+
+
+def test_a_search_is_not_rehearsed() -> None:
+    status, said = told("plan", *_GPT, "parallelism=auto", "--rehearse")
+    assert status == 2
+    assert "the request it prints" in said
+
+
+def test_ranks_that_wait_for_one_another_end_with_an_error() -> None:
+    with pytest.raises(RuntimeError, match="all ranks wait"):
+        play_ranks((0, 1), lambda transport: transport.receive_bytes(1 - transport.rank, 0))  # type: ignore[arg-type]
