@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from whole_runs import train
 
 from runner.config.compose.resolve import resolve
+from runner.engine.update.gradients import StageGradients
 
 _MODEL = """
 import torch
@@ -90,3 +91,16 @@ def test_unreached_weights_wait(
     for name, weight in expected.items():
         for found in run.weights[name]:
             torch.testing.assert_close(found, weight, rtol=2e-5, atol=2e-6, msg=name)
+
+
+def test_an_update_that_is_timed_has_all_gradients() -> None:
+    """None of its backwards has run; were the gradients left out, a rehearsal would time an update of nothing."""
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    gradients = StageGradients([("a", parameters[0]), ("b", parameters[1])])
+    for _ in range(2):
+        gradients.reach_all()
+        gradients.leave_out_unreached(gradients)
+        assert all(parameter.grad is not None for parameter in parameters)
+        gradients.close(applied=True)
+    gradients.leave_out_unreached(gradients)
+    assert all(parameter.grad is None for parameter in parameters)

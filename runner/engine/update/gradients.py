@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 
 from runner.engine.transport.base import Handle, Transport
@@ -99,6 +100,11 @@ class StageGradients:
         self.zero()
         self.claim()
         self._versions = [view._version for _, view in self._views]
+
+    def reach_all(self) -> None:
+        """Count every gradient as one that a backward has reached, for an update that is only timed."""
+        for _, view in self._views:
+            increment_version(view)
 
     def leave_out_unreached(self, wide: StageGradients) -> None:
         """Give no gradient to the parameters that no backward of the step has reached, on any holder.

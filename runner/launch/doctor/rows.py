@@ -282,7 +282,7 @@ def _slurm() -> list[Check]:
     if not missing:
         return [Check("slurm", True, ", ".join(_SLURM))]
     found = f"no {', '.join(missing)}; launcher=local runs"
-    return [Check("slurm", False, found, "run on a login node of a SLURM cluster, for launcher=slurm")]
+    return [Check("slurm", False, found, "for launcher=slurm, run on a SLURM login node")]
 
 
 def _submitit() -> list[Check]:

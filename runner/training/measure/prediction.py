@@ -135,6 +135,7 @@ def _update_seconds(config: RunConfig, engine: Engine, stage: int) -> float:
     update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
     def step() -> None:
+        gradients.reach_all()
         update.open(1.0)
         update.apply(update.verdict().factor)
         update.close()
