@@ -14,10 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import warm
 from requests_of_commit import commit
 from skips import reasons, unexpected
+
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")  # one commit gives one outcome, wherever and whenever its tests run
 
 _WITH_OWN_CACHE = {"model", "strategy", "training"}
 """Folders in which what a file's tests measure of models is not found by other files' tests."""
