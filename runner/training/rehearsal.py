@@ -156,7 +156,7 @@ def _copy(model: LoadedModel) -> LoadedModel:
     given = [layer.given for layer in model.layers]
     module, step, made, loss, given = copy.deepcopy((model.module, model.step, model.made, model.loss, given))
     layers = [
-        layer if own is None else replace(layer, given=own, build=partial(_same, own))
+        layer if own is None else replace(layer, given=own, build=partial(_same, own), step=layer.step and step)
         for layer, own in zip(model.layers, given, strict=True)
     ]
     return replace(model, layers=layers, module=module, step=step, made=made, loss=loss)

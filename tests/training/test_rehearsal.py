@@ -48,6 +48,14 @@ def test_a_rehearsed_peak_is_the_one_that_is_counted(words: tuple[str, ...], tmp
     _counted(tmp_path, (*_GPT, *words))
 
 
+def test_a_module_with_its_own_step_is_played_as_it_is(tmp_path: Path) -> None:
+    words = (
+        "model.target=user_lightning:Whole", "data.target=user_code:points", "data.batch_size=8",
+        "device=cpu", "trainer.max_steps=4", "checkpoint=none",
+    )  # fmt: skip
+    _counted(tmp_path, words)
+
+
 def test_of_replicas_that_share_states_the_fullest_is_counted(tmp_path: Path) -> None:
     words = (*_GPT, "parallelism.pipeline=2", "parallelism.data=3", "schedule=zb_h1", "zero.stage=1")
     made, _ = result(tmp_path, words=words)
