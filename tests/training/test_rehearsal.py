@@ -13,6 +13,7 @@ from runner.engine.transport.pretended import play_ranks
 from runner.launch.run.prepare import prepare
 from runner.training.rehearsal import rehearse_run
 
+_LOGGED = 16  # bytes of the values that the module logs, which Lightning keeps
 _GPT = (
     "model=gpt", "model.kwargs.layers=2", "model.kwargs.width=32", "model.kwargs.sequence_length=8",
     "model.kwargs.vocab_size=40", "data.kwargs.sequence_length=8", "data.kwargs.vocab_size=40", "data.batch_size=6",
@@ -20,15 +21,15 @@ _GPT = (
 )  # fmt: skip
 
 
-def _counted(place: Path, words: tuple[str, ...]) -> None:
+def _peaks(place: Path, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Of the first pipeline's ranks, what a rehearsal and a run have counted."""
     made, _ = result(place, words=words)
     config = resolve([*words])
     plan = prepare(config, place_is_made=True)
     found = rehearse_run(config, plan)
     assert not found.reason
-    peaks = made["peak_memory_bytes"]["measured"]
-    ranks = plan.topology.pipeline_group(0, 0)
-    assert found.peak_bytes == tuple(peaks[rank] for rank in ranks)
+    counted = made["peak_memory_bytes"]["measured"]
+    return list(found.peak_bytes), [counted[rank] for rank in plan.topology.pipeline_group(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,8 @@ def _counted(place: Path, words: tuple[str, ...]) -> None:
     ids=lambda words: words[-1].partition("=")[2],
 )
 def test_a_rehearsed_peak_is_the_one_that_is_counted(words: tuple[str, ...], tmp_path: Path) -> None:
-    _counted(tmp_path, (*_GPT, *words))
+    rehearsed, counted = _peaks(tmp_path, (*_GPT, *words))
+    assert rehearsed == counted
 
 
 def test_a_module_with_its_own_step_is_played_as_it_is(tmp_path: Path) -> None:
@@ -53,7 +55,8 @@ def test_a_module_with_its_own_step_is_played_as_it_is(tmp_path: Path) -> None:
         "model.target=user_lightning:Whole", "data.target=user_code:points", "data.batch_size=8",
         "device=cpu", "trainer.max_steps=4", "checkpoint=none",
     )  # fmt: skip
-    _counted(tmp_path, words)
+    (rehearsed,), (counted,) = _peaks(tmp_path, words)
+    assert 0 <= counted - rehearsed <= _LOGGED
 
 
 def test_of_replicas_that_share_states_the_fullest_is_counted(tmp_path: Path) -> None:
