@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.launch.run.find_layout import Compared, FoundLayout
     from runner.launch.run.largest_batch import LargestBatch
 
-__all__ = ["compare", "plan_layout", "words_with_batch", "words_with_layout"]
+__all__ = ["compare", "found_layout", "plan_layout", "words_with_batch", "words_with_layout"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def plan_layout(
     Raises:
         RequestError: the request has problems, or no layout can be planned.
     """
-    found = _found(words)
+    found = found_layout(words)
     if recipe is not None and found.chosen.fits:
         _write_recipe(Path(recipe), found)
     document = json.dumps(_document(found, why=why) | dict(more or {}), indent=2) if as_json else None
@@ -109,7 +109,7 @@ def words_with_layout(words: Sequence[str]) -> tuple[str, ...]:
     """
     from runner.plan.planners.told import chosen_lines
 
-    found = _found(words)
+    found = found_layout(words)
     if not found.chosen.fits:
         raise DoesNotFitError(_misfit(found))
     for line in chosen_lines(found.chosen, found.problem, found.words):
@@ -130,7 +130,12 @@ def words_with_batch(words: Sequence[str]) -> LargestBatch:
         return largest_batch(words, now)
 
 
-def _found(words: Sequence[str]) -> FoundLayout:
+def found_layout(words: Sequence[str]) -> FoundLayout:
+    """Search the layout of a request; a terminal says meanwhile how far the search is.
+
+    Raises:
+        RequestError: the request has problems, or no layout can be planned.
+    """
     from runner.launch.run.find_layout import find_layout
 
     with doing(screen.PLANNING):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import compare, plan_layout, words_with_batch
+from runner.cli.auto import compare, found_layout, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
+from runner.config.compose.resolve import resolve_sweep
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
@@ -50,7 +51,7 @@ def run(arguments: Arguments) -> int:
     measured, arguments = _measured(arguments)
     raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
-        return _run_sweep(jobs_of(arguments), as_json=as_json, why=why, rehearse=arguments.switch("rehearse"))
+        return _run_sweep(_jobs(arguments), as_json=as_json, why=why, rehearse=arguments.switch("rehearse"))
     if (planners := arguments.value("planners")) is not None:
         if planners != "all":
             raise_problems(
@@ -169,6 +170,14 @@ def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
     return why_of(plan, resolve_request(overrides), overrides)
 
 
+def _jobs(arguments: Arguments) -> list[list[str]]:
+    """The jobs of a sweep; those whose layout is to be found are checked when it is."""
+    if not asks_for_layout(arguments.words):
+        return jobs_of(arguments)
+    raise_problems(arguments.problems)
+    return resolve_sweep(arguments.words)
+
+
 def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehearse: bool) -> int:
     """Print one table of all jobs, the fastest that fits on top; before it, with ``--why``, the plan of each job."""
     from runner.plan.render_sweep import SweepRow, sweep_text
@@ -179,17 +188,23 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehea
     target = _plan_report(jobs)
     for number, overrides in enumerate(jobs, 1):
         screen.under_way(f"plan {number} of {len(jobs)}")
+        words: Sequence[str] = ()
         try:
-            plan = _plan(overrides, rehearse=rehearse)
+            if asks_for_layout(overrides):
+                found = found_layout(overrides)
+                plan, words = found.chosen.best.plan, found.words
+            else:
+                plan = _plan(overrides, rehearse=rehearse)
         except RequestError as error:
             documents.append({"overrides": list(overrides), **_refused(error)})
             rows.append(SweepRow(overrides, problems=error.problems))
             continue
-        documents.append({"overrides": list(overrides), **_document(plan, overrides, why)})
-        rows.append(SweepRow(overrides, plan))
+        request = {"request": list(words)} if words else {}
+        documents.append({"overrides": list(overrides), **request, **_document(plan, words or overrides, why)})
+        rows.append(SweepRow(overrides, plan, found=words))
         if why and not as_json:
             screen.under_way("")
-            print(f"{' '.join(overrides)}\n{_text(plan, overrides, why)}\n")
+            print(f"{' '.join(overrides)}\n{_text(plan, words or overrides, why)}\n")
     screen.under_way("")
     if as_json:
         print(json.dumps(documents, indent=2))

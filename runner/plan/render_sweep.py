@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ class SweepRow:
         overrides: its overrides.
         plan: its plan; None if the request was refused.
         problems: the reasons for the refusal.
+        found: where its layout was left to the search, the words that ask for the one that was found.
     """
 
     overrides: Sequence[str]
     plan: RunPlan | None = None
     problems: Sequence[Problem] = ()
+    found: Sequence[str] = ()
 
 
 def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
@@ -48,7 +51,9 @@ def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
     title = "\n".join(textwrap.wrap(f"{len(rows)} plans of {' '.join(common)}", width, break_on_hyphens=False))
     columns = ("layout", "step", "tokens/s" if in_tokens else "samples/s", "peak", "fits")
     cells = [(name, *_cells(row, in_tokens=in_tokens)) for name, row in named]
-    return "\n".join([title, table_text("", columns, cells, width, left=1), *_refusals(dict(named), width)])
+    return "\n".join(
+        [title, table_text("", columns, cells, width, left=1), *_found(named), *_refusals(dict(named), width)]
+    )
 
 
 def _order(row: SweepRow) -> tuple[bool, bool, float]:
@@ -65,6 +70,13 @@ def _cells(row: SweepRow, *, in_tokens: bool) -> tuple[str, ...]:
     rate = plan.work.tokens_per_second(seconds) if in_tokens else plan.work.samples_per_second(seconds)
     shown = format_rate(rate) if rate else _UNKNOWN
     return format_seconds(seconds), shown, format_bytes(max(plan.peak_memory_bytes)), "yes" if plan.fits else "no"
+
+
+def _found(named: Sequence[tuple[str, SweepRow]]) -> Iterator[str]:
+    """Yield the command of each layout that was found, in a line that can be copied."""
+    for name, row in named:
+        if row.found and row.plan is not None and row.plan.fits:
+            yield f"{name}: runner train {shlex.join(row.found)}"
 
 
 def _refusals(named: Mapping[str, SweepRow], width: int) -> Iterator[str]:

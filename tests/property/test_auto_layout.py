@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tensor_models
 import torch
+from thread_runs import told
 from whole_runs import peaks, train
 
 from runner.cli.main import main
@@ -232,3 +233,16 @@ def test_other_commands_and_ranks_that_were_started_refuse_it(
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["plan", *_AUTO]) == 2
     assert "must be chosen before the ranks are started" in capsys.readouterr().err
+
+
+def test_jobs_of_a_sweep_get_a_layout_each() -> None:
+    words = ("model=mlp", "parallelism=auto", "device=cpu", "hardware=laptop_cpu")
+    status, said = told("plan", "-m", *words, "parallelism.ranks=1,2", "--json")
+    documents = json.loads(said[said.index("[") :])
+    assert (status, [each["layout"]["world_size"] for each in documents]) == (0, [1, 2])
+    for document in documents:
+        typed = json.loads(told("plan", *document["request"], "--json")[1])
+        same = ("step_seconds", "peak_memory_bytes", "partition")
+        assert {key: typed[key] for key in same} == {key: document[key] for key in same}
+    status, said = told("plan", "-m", *words, "parallelism.ranks=1,2")
+    assert said.count("runner train model=mlp") == 2
