@@ -8,7 +8,6 @@ Only messages, and values that a step asks for, are made up (:mod:`runner.engine
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +34,10 @@ from runner.training.rank_parts import make_strategy, planned_model
 
 __all__ = ["Rehearsed", "rehearse_run"]
 
-logger = logging.getLogger(__name__)
+_AT_ONCE: dict[str, Any] = {
+    "speeds": (), "offload_delay_seconds": 0.0, "offload_bytes_per_second": None, "offload_drive": None
+}  # fmt: skip
+"""Options with which nothing waits that would in an experiment, and no file is written."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class _PlayedRank:
     def _peak(self, transport: PretendedTransport) -> int:
         config, plan = self._config, self._plan
         strategy = make_strategy(config, plan, sizes_vary=False)
+        strategy.options = replace(strategy.options, **_AT_ONCE)
         strategy.cluster_environment = _Place(transport.rank, plan.topology.world_size)
         module = trainable(self._models[transport.rank], strategy, config)
         strategy.build(module, transport)
