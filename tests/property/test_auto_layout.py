@@ -227,7 +227,7 @@ def test_other_commands_and_ranks_that_were_started_refuse_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["verify", *_AUTO]) == 2
-    assert "parallelism = auto: must be typed for `runner plan`" in capsys.readouterr().err
+    assert "parallelism = auto: must be typed for `runner train`" in capsys.readouterr().err
     assert main(["plan", *_WORDS, "parallelism.ranks=4"]) == 2
     assert "parallelism.ranks = 4: belongs to parallelism=auto" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "4")
