@@ -108,7 +108,7 @@ def _picture_problems(arguments: Arguments) -> list[Problem]:
     if picture is not None and arguments.switch("multirun"):
         return [Problem("--svg", picture, "takes one plan", "The picture shows one stage of it")]
     auto = asks_for_layout(arguments.words)
-    if auto and arguments.switch("rehearse"):
+    if (auto or arguments.value("planners") is not None) and arguments.switch("rehearse"):
         why = "The search makes many; it judges them by what it derives"
         return [Problem("flag", "--rehearse", "takes plans whose layout is known", why, "the request it prints")]
     if picture is not None and auto:

@@ -117,8 +117,9 @@ def test_what_cannot_be_played_says_why(words: tuple[str, ...], reason: str) -> 
     assert "not rehearsed" in " ".join(said.split())
 
 
-def test_a_search_is_not_rehearsed() -> None:
-    status, said = told("plan", *_GPT, "parallelism=auto", "--rehearse")
+@pytest.mark.parametrize("search", [("parallelism=auto",), ("--planners", "all")], ids=["auto", "planners"])
+def test_a_search_is_not_rehearsed(search: tuple[str, ...]) -> None:
+    status, said = told("plan", *_GPT, *search, "--rehearse")
     assert status == 2
     assert "the request it prints" in said
 
