@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 from runner.profile import GradientPeaks, SharedPeaks
+from runner.profiling.saved_scan import run_hooked
 
 __all__ = [
     "Run",
@@ -175,8 +176,10 @@ def asking_bytes(
         seen.append(tracker.live)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), note):
-        outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
+    output, _ = run_hooked(lambda: function(enter_graph(given)), lambda tensor: tensor.detach(), note)
+    outputs, leaves = _with_gradients(output), _with_gradients(given)
+    del output
+    seen.clear()  # a forward that differentiates within has asked, too
     if not outputs:
         return 0
     coming = sum(output.nbytes for output in outputs) if chained else 0
@@ -285,9 +288,8 @@ def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: L
         seen = tracker.peak - before
         return tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        function(enter_graph(map_tensors(as_leaf, value)))
-    return seen
+    _, hooked = run_hooked(lambda: function(enter_graph(map_tensors(as_leaf, value))), note, lambda tensor: tensor)
+    return seen if hooked else tracker.peak - before
 
 
 class _Later(torch.autograd.Function):

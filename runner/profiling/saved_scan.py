@@ -1,14 +1,16 @@
 """Finds out what autograd saves in one forward, and which operators made it.
 
 The forward runs under hooks that drop every saved tensor, as the forward of a checkpointed layer does, so its peak is
-that of a forward that keeps nothing.
+that of a forward that keeps nothing. A forward that differentiates within (a force field, a gradient penalty) asks for
+saved tensors itself, and runs again under hooks that keep them. torch.func allows no hooks at all: what it saves is
+seen as one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +24,13 @@ from runner.model.dense_parts import dense_parts
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import Recomputation
 
-__all__ = ["ForwardScan", "operator_name", "scan_forward"]
+__all__ = ["ForwardScan", "operator_name", "run_hooked", "scan_forward"]
+
+T = TypeVar("T")
 
 _ENTERS = "aten::_unsafe_view"  # what a profiled layer's input is entered by, see runner.model.boundary.enter_graph
+_REFUSES_HOOKS = "support saved tensor hooks"  # words of torch.func
+_ONE_PIECE = -1  # stands for the storages of what was not seen being saved
 _QUESTIONS = "prim"  # of fake tensors for their device; they read nothing
 
 
@@ -108,7 +114,7 @@ class ForwardScan:
 def scan_forward(
     function: Callable[[Any], Any], value: Any, states: Iterable[Tensor], tracker: LiveTracker
 ) -> ForwardScan:
-    """Run ``function(value)`` once and drop its graph.
+    """Run ``function(value)`` and drop its graph.
 
     Args:
         function: a layer or loss.
@@ -116,12 +122,22 @@ def scan_forward(
         states: its parameters and buffers, which are alive anyway.
         tracker: active; its peak is reset.
     """
+    states = list(states)
+    try:
+        return _scan(function, value, states, tracker, keeps=False)
+    except _AskedWithinError:
+        return _scan(function, value, states, tracker, keeps=True)
+
+
+def _scan(
+    function: Callable[[Any], Any], value: Any, states: Iterable[Tensor], tracker: LiveTracker, *, keeps: bool
+) -> ForwardScan:
     scanner = _Scanner()
     scan = ForwardScan(given=[scanner.number(leaf) for leaf in flatten(value)[0]])
     inputs = set(scan.given)
     known = inputs | {scanner.number(state) for state in dense_parts(states)}
 
-    def drop(tensor: Tensor) -> None:
+    def pack(tensor: Tensor) -> Tensor | None:
         scan.needed = len(scanner.operators)
         for part in dense_parts([tensor]):
             storage = scanner.number(part)
@@ -129,11 +145,15 @@ def scan_forward(
             scan.kept.add(storage)
             if storage not in known:
                 scan.saved[storage] = part.untyped_storage().nbytes()
+        return tensor.detach() if keeps else None
 
     base = tracker.live
     tracker.reset_peak()
-    with torch.autograd.graph.saved_tensors_hooks(drop, _no_backward), scanner:
-        output = function(value)
+    with scanner:
+        output, hooked = run_hooked(lambda: function(value), pack, _unpack)
+    if not hooked:
+        made = {scanner.number(leaf): leaf.untyped_storage().nbytes() for leaf in flatten(output)[0]}
+        scan.saved, scan.saves_input = {_ONE_PIECE: max(0, tracker.live - base - sum(made.values()))}, True
     scan.peak_bytes = tracker.peak - base
     scan.made = [scanner.number(leaf) for leaf in flatten(output)[0]]
     scan.outputs = set(scan.made) - known
@@ -149,8 +169,29 @@ def operator_name(operator: Any) -> str:
     return str(schema.name) if schema is not None else str(operator.name())
 
 
-def _no_backward(dropped: None) -> Tensor:
-    raise RuntimeError("this forward was only measured and has no backward")
+def run_hooked(run: Callable[[], T], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> tuple[T, bool]:
+    """Run a function under hooks for what autograd saves, or without them if it uses torch.func, which refuses any.
+
+    Returns:
+        what the function returned, and whether it ran under the hooks.
+    """
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return run(), True
+    except RuntimeError as error:
+        if _REFUSES_HOOKS not in str(error):
+            raise
+    return run(), False
+
+
+class _AskedWithinError(RuntimeError):
+    """A forward has asked for a tensor that was saved in it."""
+
+
+def _unpack(packed: Tensor | None) -> Tensor:
+    if packed is None:
+        raise _AskedWithinError("a forward differentiates within")
+    return packed
 
 
 class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed
