@@ -57,6 +57,7 @@ from runner.memory.apply.weight_swap import WeightSwap
 from runner.model.data import LossFunction
 from runner.model.kept_state import KeptState
 from runner.model.layers import StageModule
+from runner.model.modes import evaluating
 from runner.model.tags import ParameterTag, named_parameters
 from runner.plan.prediction import Prediction
 from runner.schedule.lowering.speculate import speculation
@@ -403,17 +404,14 @@ class Engine:
 
     def _forward_only(self, batch: StepBatch, *, with_loss: bool) -> Window:
         self.settle()
-        for module in self.stages.values():
-            module.eval()
-        self.timeline.begin(self._runner.step)  # these times belong to no training step
-        window = self._runner.open(batch, training=False)
-        self._runner.run(self._stream.forward_only(), training=False)
-        if with_loss:
-            window.learn(self._headers.totals(window))
-        self._rank.windows.clear()
-        self._empty()
-        for module in self.stages.values():
-            module.train()
+        with evaluating(self.stages.values()):
+            self.timeline.begin(self._runner.step)  # these times belong to no training step
+            window = self._runner.open(batch, training=False)
+            self._runner.run(self._stream.forward_only(), training=False)
+            if with_loss:
+                window.learn(self._headers.totals(window))
+            self._rank.windows.clear()
+            self._empty()
         return window
 
     def rehearse(self, batch: StepBatch, windows: int) -> Timeline:

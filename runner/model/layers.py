@@ -2,7 +2,7 @@
 
 A model function may return
 
-- an ``nn.Sequential``: its children are the layers (unless it has its own ``forward``);
+- an ``nn.Sequential``: its children are the layers (unless it does more than run them: :mod:`runner.model.around`);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on the rank that builds it;
 - any other module: one layer, or a chain of segments if it is traced (:mod:`runner.model.load`).
@@ -24,8 +24,10 @@ from torch import nn
 
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.model.around import is_plain_chain, problems_around
 from runner.model.boundary import call_arguments
 from runner.model.buffers import overlaps, put_buffer, saved_shapes
+from runner.model.modes import in_training
 from runner.model.odd_tensors import made_ready, odd_problems
 from runner.model.pretrained.files import config_problems, is_folder
 from runner.model.pretrained.two_of_one import untie
@@ -122,7 +124,7 @@ def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
     made = call_target("model", config.target, kwargs)
     if config.pretrained is not None and callable(getattr(made, "untie", None)):
         untie(made, tied_names(layers_of(made, 0)), config)
-    return made
+    return in_training(made)
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
@@ -141,7 +143,7 @@ def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
 
 
 def _sources_of(model: Any, seed: int, target: str) -> list[LayerSource]:
-    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+    if is_plain_chain(model):
         children = model._modules.items()  # named_children() would leave out the second use of a module
         if not children:
             rule = "must have at least one layer"
@@ -149,6 +151,7 @@ def _sources_of(model: Any, seed: int, target: str) -> list[LayerSource]:
         return [_given(i, name, child) for i, (name, child) in enumerate(children) if child is not None]
     lister = getattr(model, "layers", None)
     if callable(lister) and not isinstance(lister, nn.Module):
+        raise_problems(problems_around(model, target))
         return _listed_layers(model, list(lister()), seed, target)
     if isinstance(model, nn.Module):
         return [_given(0, "", model, spread=True)]

@@ -147,9 +147,10 @@ def _headline(plan: RunPlan) -> Iterator[str]:
 def trained_of_all(plan: RunPlan) -> str:
     """How many parameters the model has, and how many of them are trained."""
     total, trained = plan.profile.num_parameters, plan.profile.num_trained
-    if trained == total:
-        return f"{format_count(total)} parameters, all trained"
-    return f"{format_count(total)} parameters, {trained:,} of {total:,} trained"
+    share = "all trained" if trained == total else f"{trained:,} of {total:,} trained"
+    kept = plan.profile.in_evaluation
+    modes = f"; {kept} module{'s stay' if kept != 1 else ' stays'} in evaluation mode" if kept else ""
+    return f"{format_count(total)} parameters, {share}{modes}"
 
 
 def _closing(plan: RunPlan, width: int) -> Iterator[str]:

@@ -160,6 +160,7 @@ class ModelProfile:
         changed_buffers: buffers that the forward of a layer changes; of layers that are alike those of the first.
         shared_buffers: the buffers among them that other layers use, too.
         changed_states: what forwards of layers change besides buffers.
+        in_evaluation: how many modules the model's function returned in evaluation mode, in which they stay.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
         parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
@@ -202,6 +203,7 @@ class ModelProfile:
     changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
     changed_states: tuple[ChangedState, ...] = ()
+    in_evaluation: int = 0
     measured_at: float | None = None
     busy_share: float = 0.0
     parameters_elsewhere: int = 0

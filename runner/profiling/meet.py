@@ -23,6 +23,7 @@ from runner.model.precision import autocast_of, autocasting, cast_module, dtype_
 from runner.model.seeds import seeded
 from runner.profile import ModelProfile
 from runner.profiling.layer_error import LayerError, about_layer, about_loss, refusing
+from runner.profiling.whole_forward import refuse_another_forward
 from runner.targets import import_target
 
 __all__ = ["Batch", "is_tried_here", "meet"]
@@ -81,6 +82,8 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
     modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
     with refusing(config):
         _output(config, model, modules, training, device)
+    inputs = map_tensors(lambda tensor: tensor.to(device), training[0])
+    refuse_another_forward(model, to_precision(inputs, dtype_of(config.precision.name)), config.model.target)
     if validation is None:
         return
     for module in modules:

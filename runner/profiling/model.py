@@ -34,6 +34,7 @@ from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model, of_whole_model
+from runner.model.modes import num_evaluating
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
@@ -397,7 +398,7 @@ def profile_layers(
     cast = [made for made, own in zip(flatten(value)[0], flatten(given)[0], strict=True) if made is not own]
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
-    rows, sizes_vary = [], False
+    rows, sizes_vary, in_evaluation = [], False, 0
     tied, places = tied_parameters(sources) if profiler is not None else [], tied_places(sources)
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
@@ -422,6 +423,7 @@ def profile_layers(
                 states += profiler.state_bytes(module, tied)
                 row = replace(row, fills=profiler.fills(module, tied, function, before))
             rows.append(replace(row, optimizer_bytes=states))
+            in_evaluation += num_evaluating([module])
             sizes_vary = sizes_vary or function.varies
         lose = partial(checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
@@ -444,6 +446,7 @@ def profile_layers(
         changed_buffers=odd.changed_buffers(),
         shared_buffers=odd.shared_buffers(),
         changed_states=tuple(changed.found),
+        in_evaluation=in_evaluation,
     )
 
 

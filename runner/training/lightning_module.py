@@ -18,6 +18,7 @@ from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
 from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, weight_of, with_one_optimizer
 from runner.model.load import LoadedModel
+from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
@@ -206,11 +207,8 @@ class _Bound:
         if self._model.step is None:
             self._strategy.validate(batch)
             return
-        modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
-        list(self._measured(batch))
-        for part, mode in modes:
-            part.training = mode
+        with evaluating([self._module]):
+            list(self._measured(batch))
 
     def _on_validation_epoch_end(self) -> None:
         own = self._logged.means(self._strategy)

@@ -19,6 +19,7 @@ from runner.errors import RunnerError, raise_problems
 from runner.model.boundary import flatten, map_tensors
 from runner.model.loss_trial import Tried, trial_problems
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
+from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import seeded
 from runner.profile import ModelProfile
@@ -54,7 +55,7 @@ def try_loss_on_ranks(
     evaluate = _of_steps(engine, part) if tried.loss is None else _of_output(strategy, engine, tried, part)
     if evaluate is None or not part.samples:
         return
-    with seeded(config.seed, "try the loss"):
+    with seeded(config.seed, "try the loss"), evaluating(engine.stages.values()):  # batch norms and dropout differ
         try:
             found = trial_problems(tried, evaluate, part.samples, num_parts(config))
         except RunnerError:
@@ -62,9 +63,6 @@ def try_loss_on_ranks(
         except Exception as error:  # it is in evaluation mode, which code for training need not know
             logger.info("%s was not tried on parts of a batch: %s: %s", tried.target, type(error).__name__, error)
             return
-        finally:
-            for stage in engine.stages.values():
-                stage.train()
     raise_problems(found[:1])
 
 
@@ -101,7 +99,6 @@ def _of_steps(engine: Engine, part: StepBatch) -> Evaluate | None:
     if engine.shards:
         logger.info("training_step was not tried on parts of a batch, because its weights are sharded")
         return None
-    stage.eval()  # batch norms and dropout would give every part another loss
     dtype, autocast = engine.options.dtype, engine.options.autocast
     given, device = to_precision((part.inputs, part.targets), dtype), engine.transport.device
     known = {id(weight) for weight in stage.parameters()}

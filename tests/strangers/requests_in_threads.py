@@ -19,7 +19,14 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def trained(
-    words: list[str], *, pipeline: int, microbatches: int, steps: int, schedule: str = "1f1b", optimizer: Any = SGD
+    words: list[str],
+    *,
+    pipeline: int,
+    microbatches: int,
+    steps: int,
+    schedule: str = "1f1b",
+    optimizer: Any = SGD,
+    validates: bool = False,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses of the steps, and the weights and buffers after them, each under all of its names.
 
@@ -30,6 +37,7 @@ def trained(
         steps: the number of steps, which take the samples in their order.
         schedule: the name of the schedule.
         optimizer: makes one of a stage's parameters.
+        validates: whether each step's batch is evaluated before the step, too.
     """
     config = resolve([*words, f"parallelism.pipeline={pipeline}", "device=cpu"])
     given = list(batches(words, steps))
@@ -41,8 +49,11 @@ def trained(
             model.layers, model.loss, transport, schedule=schedule, pipeline=pipeline, data=1, count=microbatches,
             optimizer=optimizer,
         )  # fmt: skip
-        parts = (part_of(batch, transport, pipeline, 1) for batch in given)
-        losses = [finished.loss for part in parts for finished in engine.submit(part)]
+        losses = []
+        for part in (part_of(batch, transport, pipeline, 1) for batch in given):
+            if validates:
+                engine.evaluate(part)
+            losses += [finished.loss for finished in engine.submit(part)]
         losses += [finished.loss for finished in engine.drain()]
         return losses, {name: value for stage in engine.stages.values() for name, value in stage.global_state().items()}
 

@@ -19,6 +19,7 @@ from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, checked_weight, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
 from runner.model.metrics import Metric
+from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_torch
 from runner.model.split.backward import backward_input, backward_weight, capturing
@@ -163,7 +164,7 @@ class Compute:
         module, sharding = self._rank.stages[place.stage], self._rank.sharding
         run = module if sharding is None else sharding.forward
         seed = self._seed_layers(place) if place.window.training else None
-        with self._autocasting(), _in_evaluation(module) if place.is_stand_in else NOTHING:
+        with self._autocasting(), evaluating([module]) if place.is_stand_in else NOTHING:
             output = run(enter_graph(value), seed)
         if place.stage == self._rank.view.num_stages - 1:
             output = self._lose(place, output, counts=counts)
@@ -314,17 +315,6 @@ class Compute:
             seed_torch(mixed) if layer in self._simple_layers else seed_generators(mixed)
 
         return seed
-
-
-@contextmanager
-def _in_evaluation(module: torch.nn.Module) -> Iterator[None]:
-    """Run a stand-in in evaluation mode, so that running statistics do not change."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
 
 
 def _simple_layers(stages: Iterable[StageModule], last: StageModule | None) -> frozenset[int]:

@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from torch.overrides import TorchFunctionMode
 
 from runner.model.boundary import call_arguments
+from runner.model.modes import evaluating
 from runner.model.traced.structure import described
 
 __all__ = ["computes_alike"]
@@ -24,16 +25,18 @@ def computes_alike(model: nn.Module, inputs: Any) -> bool:
     """Whether training and evaluation of a model on fake tensors make the same calls.
 
     It is false where that is not known: for a model of real tensors, for one that cannot run on fake tensors, and where
-    an argument can only be told by its identity. The model's training flag is left as the last mode has it.
+    an argument can only be told by its identity.
 
     Args:
-        model: the model.
+        model: the model, in the mode in which it is trained.
         inputs: a batch in the form that the model takes.
     """
     if detect_fake_mode(list(model.parameters())) is None:
         return False
     try:
-        return _calls_of(model.train(), inputs) == _calls_of(model.eval(), inputs)
+        training = _calls_of(model, inputs)
+        with evaluating([model]):
+            return training == _calls_of(model, inputs)
     except Exception:  # the export says what is wrong with the model
         return False
 

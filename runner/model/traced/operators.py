@@ -28,6 +28,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten, shapes
 from runner.model.buffers import BufferSnapshot
 from runner.model.by_value import by_value
+from runner.model.modes import evaluating, in_training
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
 from runner.model.traced.conditions import Conditions, conditions_of
@@ -73,7 +74,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     """``model`` in training mode (True) and in evaluation mode (False).
 
     Args:
-        model: real or fake; its training flag and the random state are restored.
+        model: real or fake, in the mode in which it is trained; its modes and the random state are restored.
         inputs: a batch of at least two samples, in the form that the model takes.
         target: names the model in messages.
 
@@ -81,13 +82,14 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         RequestError: it does not take the batch, torch.export cannot trace it, or its forward makes buffers or puts
             others in their place, which a trace leaves out; the message contains the reason.
     """
-    was_training, random_state = model.training, torch.get_rng_state()
+    random_state = torch.get_rng_state()
     programs: dict[bool, Program] = {}
     try:
         with _keeping_its_buffers(model, target):
-            alike = computes_alike(model, inputs)
-            programs[True] = _export(model.train(), inputs)
-            programs[False] = programs[True] if alike else _export(model.eval(), inputs)
+            alike = computes_alike(in_training(model), inputs)
+            programs[True] = _export(model, inputs)
+            with evaluating([model]):
+                programs[False] = programs[True] if alike else _export(model, inputs)
     except RequestError:
         raise
     except Exception as error:
@@ -96,7 +98,6 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         why = f"{_scripts_in(model) or _reason(error)}. A layers() that lists its layers needs no trace"
         raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")]) from error
     finally:
-        model.train(was_training)
         torch.set_rng_state(random_state)
     return programs
 
