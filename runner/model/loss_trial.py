@@ -71,7 +71,7 @@ def trial_problems(tried: Tried, evaluate: Evaluate, samples: int, parts: int) -
     """
     rows = range(samples)
     first, second = _value(evaluate, rows), _value(evaluate, rows)
-    found = [*_weights_problems(tried, first), *_pair_problems(tried, first, evaluate, samples)]
+    found = [*_weights_problems(tried, first, second), *_pair_problems(tried, first, evaluate, samples)]
     if not found and not _same(first, second):
         return [_changing(tried, first, second)]
     if not found and parts > 1 and samples > 1:
@@ -82,12 +82,14 @@ def trial_problems(tried: Tried, evaluate: Evaluate, samples: int, parts: int) -
     return found
 
 
-def _weights_problems(tried: Tried, value: Value) -> Iterator[Problem]:
+def _weights_problems(tried: Tried, first: Value, second: Value) -> Iterator[Problem]:
+    """A problem with weights that are not the model's; what a call makes to differentiate by is not there again."""
     inner = tried.loss.func if isinstance(tried.loss, partial) else tried.loss
     named = inner.named_parameters() if isinstance(inner, nn.Module) else ()
     own = [name for name, weight in named if weight.requires_grad]
-    if own or value.foreign:
-        names = ", ".join(own) or f"of shape {', '.join(str(tuple(each.shape)) for each in value.foreign)}"
+    foreign = [each for each in first.foreign if any(each is other for other in second.foreign)]
+    if own or foreign:
+        names = ", ".join(own) or f"of shape {', '.join(str(tuple(each.shape)) for each in foreign)}"
         why = f"Its weights ({names}) are not the model's, and would not be trained"
         fix = "a last layer that has them and returns them beside its output; frozen ones need requires_grad_(False)"
         yield tried.problem("must have no weights of its own to train", why, fix)

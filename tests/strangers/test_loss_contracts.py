@@ -90,7 +90,7 @@ def test_a_training_step_is_tried_as_a_loss_is(kind: str) -> None:
     assert line.startswith("model.target = loss_kinds:stepping (Stepping.training_step): must ")
 
 
-@pytest.mark.parametrize("kind", ["over_samples", "token_pair", "tempered", "squares"])
+@pytest.mark.parametrize("kind", ["over_samples", "token_pair", "tempered", "squares", "penalised"])
 def test_a_training_step_that_is_right_is_taken(kind: str) -> None:
     """A pair's weight is beside the loss in the step's dict; weights of a module's loss are the module's own."""
     try_loss(own(kind), base()[1])
