@@ -26,7 +26,8 @@ from runner.engine.update.update import Update
 from runner.engine.update.waves import WaveExchange
 from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
-from runner.model.tags import ParameterTag
+from runner.errors import Problem, RequestError
+from runner.model.tags import ParameterTag, named_parameters
 from runner.optim.compression.rounds import GradientStep
 
 __all__ = ["StepEnds"]
@@ -75,6 +76,7 @@ class StepEnds:
         self._updates = _make_updates(
             self, rank, options, stream.schedule(training=True).is_asynchronous, stores, waves
         )
+        self._frozen = {name: each for name, each in named_parameters(rank.stages).items() if not each.requires_grad}
         self._reductions: dict[int, list[Handle]] = {}
         self._seed = options.seed
         self._finished: list[FinishedStep] = []
@@ -140,7 +142,9 @@ class StepEnds:
 
         Raises:
             NotFiniteError: the step is not finite, or nothing in it counts, and it is not to be skipped.
+            RequestError: a weight that was frozen when the run began is not frozen any more.
         """
+        self._refuse_thawed()
         (update,) = (each for each in self._updates if stage in each.stages)
         window.waits_for_step.discard(stage)
         if window.waits_for_step & update.stages:
@@ -157,6 +161,19 @@ class StepEnds:
                 self.stop_after = window.step + self._stream.overlap
             if finished.save:
                 self.save_after = window.step + self._stream.overlap
+
+    def _refuse_thawed(self) -> None:
+        """Refuse weights that need gradients now and did not when their buffers, sums and states were laid out."""
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            rule = "must stay frozen in a run that began with it frozen"
+            why = (
+                "Something has set its requires_grad since, and its gradients have no place in sums, clipping and plan"
+            )
+            fix = (
+                "a learning rate of 0 in a group of its own for as long as it rests, or a run that goes on with resume"
+            )
+            raise RequestError([Problem("model.target", thawed[0], rule, why, fix)])
 
     def settle(self, drop: Callable[[], None] | None = None) -> bool:
         """Wait until the last step can no longer be undone; undo and correct it if another rank's gradients say so.
