@@ -72,7 +72,8 @@ def asked_for(arguments: Arguments, *, num_files: int, most_sets: int, usage: st
     from runner.launch.evaluate import BEST, LAST, find_weights
     from runner.training.evaluation_request import SETS
 
-    words = [word for word in arguments.words if "=" not in word]
+    overrides = tuple(word for word in arguments.words if _is_override(word))
+    words = [word for word in arguments.words if word not in overrides]
     problems = list(arguments.problems)
     if len(words) != 1 + num_files:
         rule = f"must be a run's directory{' and the file to write' if num_files else ''}, and overrides KEY=VALUE"
@@ -91,8 +92,13 @@ def asked_for(arguments: Arguments, *, num_files: int, most_sets: int, usage: st
     file = arguments.value("weights")
     which = chosen[0] if chosen and chosen[0] != "weights" else None
     weights = find_weights(Path(words[0]), which, Path(file) if file is not None else None)
-    overrides = tuple(word for word in arguments.words if "=" in word)
     return Asked(Path(words[0]), weights, overrides, tuple(map(Path, words[1:])), sets)
+
+
+def _is_override(word: str) -> bool:
+    """Whether a word is KEY=VALUE, and no path such as ``outputs/lr=0.1``."""
+    key, sign, _ = word.partition("=")
+    return bool(sign) and "/" not in key and not Path(word).is_dir()
 
 
 def print_outcome(found: Evaluation | Outcome, *, as_json: bool, told: Callable[[Evaluation], str]) -> int:

@@ -51,3 +51,13 @@ def test_weights_need_neither_the_loss_nor_the_data_of_their_run() -> None:
     import_users_code(config, model_alone=True)
     with pytest.raises(RequestError, match="gone_module"):
         import_users_code(config)
+
+
+@pytest.mark.parametrize("words", [["evaluate", "runs/lr=0.1"], ["predict", "runs/lr=0.1", "./by=1.npy"]])
+def test_a_path_with_a_sign_of_equality_is_no_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Directories of runs are often called after a value."""
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("RUN_DIR = runs/lr=0.1: must be a run's directory. ")

@@ -49,7 +49,9 @@ def in_stages(stages: int, *, thaws: bool) -> list[float]:
         )  # fmt: skip
         losses = []
         for step in range(STEPS):
-            models[transport.rank][1].changes = step >= CHANGE
+            resting = models[transport.rank][1]
+            assert isinstance(resting, Resting)
+            resting.changes = step >= CHANGE
             losses += [done.loss for done in engine.submit(part_of(batch(), transport, stages, 1))]
         return losses
 
@@ -59,9 +61,10 @@ def in_stages(stages: int, *, thaws: bool) -> list[float]:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_what_is_frozen_later_rests(stages: int) -> None:
     whole = model(thaws=False)
-    optimizer, expected = SGD(whole.parameters()), []
+    optimizer, expected, resting = SGD(whole.parameters()), [], whole[1]
+    assert isinstance(resting, Resting)
     for step in range(STEPS):
-        whole[1].changes = step >= CHANGE
+        resting.changes = step >= CHANGE
         optimizer.zero_grad()
         loss = functional.mse_loss(whole(batch()[0]), batch()[1])
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
