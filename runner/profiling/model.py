@@ -63,6 +63,7 @@ from runner.profiling.real_sizes import RealSizes
 from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import try_loss
+from runner.profiling.try_optimizer import try_optimizer, try_own_optimizer
 
 __all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "telling_model_problems", "trace_of"]
 
@@ -79,6 +80,7 @@ def profile_model(config: RunConfig) -> ModelProfile:
         RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
     with telling_model_problems(config):
+        try_optimizer(config)
         return cached_profile(config, _profile_model)
 
 
@@ -230,7 +232,9 @@ def _observed_own_ratio(config: RunConfig, *, fake: bool = True) -> float | None
             return None
         made = with_one_optimizer(module.configure_optimizers(), config.model.target)
         (optimizer,) = optimizers_in(made)
-    return observed_state_ratio(partial(over_other_parameters, optimizer))
+    make = partial(over_other_parameters, optimizer)
+    try_own_optimizer(config, make, "model.target", f"{config.model.target} ({type(optimizer).__name__})")
+    return observed_state_ratio(make)
 
 
 @contextmanager
