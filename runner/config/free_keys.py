@@ -15,7 +15,7 @@ _KEYS = {
     "partition": ("partition", "partition.boundaries"),
     "activation_checkpoint": ("activation_checkpoint", "activation_checkpoint.layers"),
     "zero": ("zero.stage",),
-    "offload": ("offload",),
+    "offload": ("offload", "offload.activations", "offload.optimizer"),
 }
 _WHOLE = {keys[0]: keys for keys in _KEYS.values()}
 

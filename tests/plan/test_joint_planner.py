@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from runner.plan.planners.cuts import all_of
 from runner.plan.planners.joint import EFFORTS, JointSearch, families
 from runner.plan.planners.orders import Orders
 from runner.plan.planners.stages import Setting, StageTable
-from runner.plan.planners.values import Division, Kept, Line, Order, PlanningProblem, problem_from_json
+from runner.plan.planners.values import Division, HostUpdate, Kept, Line, Order, PlanningProblem, problem_from_json
 from runner.plan.time.network import one_link
 from runner.plan.values import Link
 from runner.schedule.catalogue.kinds import ScheduleRequest
@@ -29,13 +30,15 @@ from runner.schedule.values import Schedule
 ORDERS = (Order("1f1b", 1), Order("interleaved_1f1b", 2), Order("zb_h1", 1), Order("zb_v", 2), Order("chimera", 1))
 
 
-def kept(name: str, draw: random.Random, layers: int, forward: list[float], share: float) -> Kept:
-    again = 0.0 if name == "none" else 1.0
+def kept(
+    name: str, draw: random.Random, layers: int, forward: list[float], share: float, *, moved: bool = False
+) -> Kept:
+    again = (0.0 if name == "none" else 1.0) + moved * draw.uniform(0.1, 1.5)
     backward = tuple(Line(0.0, (2.0 + again) * each) for each in forward)
     saved = tuple(Line(share * draw.uniform(0.0, 0.3), share * draw.uniform(0.5, 1.2)) for _ in range(layers))
     half = tuple(Line(0.0, each / 2) for _, each in backward)
     left = tuple(Line(constant / 2, each / 2) for constant, each in saved)
-    return Kept(name, True, saved, left, (Line(0.0, 0.1),) * layers, backward, half, half)
+    return Kept(name, True, saved, left, (Line(0.0, 0.1),) * layers, backward, half, half, moved)
 
 
 def division(tensor: int, draw: random.Random, layers: int) -> Division:
@@ -72,6 +75,19 @@ def problem(seed: int) -> PlanningProblem:
     )
 
 
+def with_host(seed: int) -> PlanningProblem:
+    """The same, with less memory, where activations and optimizer states may also be in the host's memory."""
+    of, draw = problem(seed), random.Random(seed)
+
+    def moved(one: Division) -> Division:
+        forward = [line.each for line in one.forward]
+        return replace(one, moved=(kept("none", draw, len(of.layers), forward, 0.1, moved=True),))
+
+    less = {ranks: int(size * 0.6) for ranks, size in of.memory.items()}
+    update = HostUpdate(0.02, draw.uniform(0.005, 0.05), 2)
+    return replace(of, divisions=tuple(map(moved, of.divisions)), memory=less, host_update=update)
+
+
 def exhaustive(of: PlanningProblem) -> float:
     """The least seconds of all layouts, orders, cuts and ways to keep; the search's bounds are not used."""
     best, orders = float("inf"), Orders()
@@ -81,8 +97,8 @@ def exhaustive(of: PlanningProblem) -> float:
             continue
         divided = next(each for each in of.divisions if each.tensor == family.tensor)
         samples = of.batch / (family.data * family.microbatches)
-        table = StageTable(of, Setting(divided, samples, family.microbatches, family.data, family.zero))
-        candidates = all_of(order, table, range(2))
+        table = StageTable(of, Setting(divided, samples, family.microbatches, family.data, family.zero, family.in_host))
+        candidates = all_of(order, table, range(len(divided.ways)))
         seconds, peaks = table.step_seconds(candidates, order), table.peaks(candidates, order).max(axis=0)
         fitting = seconds[peaks <= of.memory[1]]
         best = min(best, float(fitting.min())) if fitting.size else best
@@ -92,7 +108,10 @@ def exhaustive(of: PlanningProblem) -> float:
 
 @pytest.mark.costly
 @pytest.mark.parametrize("enumerates", [True, False])
-def test_the_joint_plan_is_nearly_the_best_of_all(enumerates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drawn", [problem, with_host])
+def test_the_joint_plan_is_nearly_the_best_of_all(
+    enumerates: bool, drawn: Callable[[int], PlanningProblem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where small spaces are not played whole, so that starts and improvements have to find it."""
     from runner.plan.planners import joint
 
@@ -100,7 +119,7 @@ def test_the_joint_plan_is_nearly_the_best_of_all(enumerates: bool, monkeypatch:
         monkeypatch.setattr(joint, "_WHOLE", 0)
     gaps = []
     for seed in range(25):
-        of = problem(seed)
+        of = drawn(seed)
         least = exhaustive(of)
         answers = JointSearch(of, EFFORTS["normal"]).run().answers
         fitting = [each.seconds for each in answers if (each.peak_bytes or 0) <= of.memory[1]]
@@ -159,7 +178,7 @@ def test_what_ranks_hold_at_most_is_what_the_walk_of_their_lists_says() -> None:
 
 
 def test_a_problem_is_the_same_after_json() -> None:
-    of = problem(3)
+    of = with_host(3)
     assert problem_from_json(of.to_json()) == of
     assert json.loads(of.to_json())["ranks"] == of.ranks
 

@@ -391,7 +391,8 @@ class LayoutJudge:
 
     def plan(self, keys: Mapping[str, Any]) -> RunPlan:
         """The plan of the request with these keys, by seconds between those of the profiled sizes."""
-        from runner.plan.planners.problem import SAVED_OPS, interpolated
+        from runner.plan.planners.problem import interpolated
+        from runner.plan.planners.ways import SAVED_OPS
 
         config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
         if config.parallelism.tensor == 1:
@@ -426,7 +427,7 @@ class LayoutJudge:
 
     def refuses(self, family: Family) -> bool:
         """Whether a rule forbids a layout with an order and ZeRO; the cut is even, and everything is kept."""
-        kind = family.pipeline, family.data > 1, family.tensor, family.order, family.zero
+        kind = family.pipeline, family.data > 1, family.tensor, family.order, family.zero, family.in_host
         if kind not in self._refused:
             self._refused[kind] = self._is_refused(family)
         return self._refused[kind]
@@ -440,6 +441,8 @@ class LayoutJudge:
         degrees.pipeline, degrees.data, degrees.tensor = family.pipeline, family.data, family.tensor
         config.schedule.microbatches, config.zero.stage = family.microbatches, family.zero
         config.partition.name, config.partition.boundaries = "uniform", None
+        if family.in_host:
+            config.offload.optimizer = "cpu"
         if family.order is not None:
             config.schedule.name, config.schedule.chunks = family.order.schedule, family.order.chunks
         stages = family.pipeline * (family.order.chunks if family.order is not None else 1)

@@ -7,6 +7,7 @@ then looks for the best that keeps to it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ Refuses = Callable[[Family], bool]
 """Whether a rule forbids a layout with an order and ZeRO, whatever the cut."""
 
 _ATTEMPTS = 6  # plans of one family, each with what the one before needed more than was estimated
+_LOOKS = 4  # times the answers that are planned: as many are looked at
 _PLAIN = "1f1b"
 _UNSURE = 1.05  # times the best plan's step: what is estimated to be longer is not planned
 
@@ -115,7 +117,9 @@ def choose(
         RequestError: no layout can be planned; the reasons are those of the best answers.
     """
     chooser = _Chooser(problem, judge, refuses, keys_of, progress)
-    best = chooser.best(problem, EFFORTS[effort])
+    best = chooser.best(problem if problem.knows_host else problem.without_host, EFFORTS[effort])
+    if not problem.knows_host and (best is None or not best.plan.fits):
+        best = chooser.best(problem, EFFORTS[effort])
     if best is None:
         raise RequestError(chooser.chosen_problems())
     found = Chosen(best, [], chooser.searched, chooser.evaluated, chooser.complete, chooser.refusals)
@@ -213,13 +217,21 @@ class _Chooser:
         self.complete &= found.complete
         made: list[Choice] = []
         fitting = [each for each in found.answers if self._may_fit(each)]
-        finalists = _finalists(fitting or found.answers)[: effort.judged]
-        for number, answer in enumerate(finalists, 1):
+        finalists, judged = deque(_finalists(fitting or found.answers)[: effort.judged * _LOOKS]), 0
+        doubtful = set[int]()
+        while finalists and judged < effort.judged:
+            answer = finalists.popleft()
             least = min((self.cost(each) for each in made if each.plan.fits), default=float("inf"))
             if answer.seconds > least * _UNSURE:
                 break
-            self._progress(f"planning layout {number} of at most {len(finalists)} ...")
-            made += self._judged(search, answer)
+            known = _as_needed(search, answer, made) if fitting and id(answer) not in doubtful else answer
+            if known is None:  # planned after the others, in case it needs less
+                doubtful.add(id(answer))
+                finalists.append(answer)
+                continue
+            judged += 1
+            self._progress(f"planning layout {judged} of at most {effort.judged} ...")
+            made += self._judged(search, known)
         fit = [each for each in made if each.plan.fits]
         return _simplest(fit, self.cost) or min(made, key=_lack, default=None)
 
@@ -263,6 +275,19 @@ class _Chooser:
                 yield replace(made, told=words)
 
 
+def _as_needed(search: JointSearch, answer: PlanningAnswer, made: Sequence[Choice]) -> PlanningAnswer | None:
+    """The answer, or the next one of its family that fits if it needs as much more than estimated as others whose
+    states are at the same place; None if none fits then."""
+
+    def place(one: PlanningAnswer) -> tuple[object, ...]:
+        return one.zero, one.states_in_host, one.data > 1
+
+    alike = (each for each in made if place(each.answer) == place(answer))
+    more = min((each.peak - (each.answer.peak_bytes or 0.0) for each in alike), default=0.0)
+    limit = search.problem.memory[answer.world_size]
+    return answer if (answer.peak_bytes or 0.0) + more <= limit else search.again(answer, more)
+
+
 def _finalists(answers: list[PlanningAnswer]) -> list[PlanningAnswer]:
     """The best of each layout and order first, and then those with other numbers of micro-batches."""
     kinds, first, rest = set[tuple[object, ...]](), list[PlanningAnswer](), list[PlanningAnswer]()
@@ -290,6 +315,7 @@ def _simplest(choices: list[Choice], cost: Callable[[Choice], float]) -> Choice 
         sizes = [last - first for first, last in answer.stages]
         return (
             answer.world_size,
+            len(answer.moved) + answer.states_in_host,
             len(answer.stages),
             names.index(order.schedule) if order is not None else -1,
             sum(each != "none" for each in answer.kept),
@@ -314,8 +340,13 @@ def _other_kinds(problem: PlanningProblem, best: PlanningAnswer) -> Iterator[tup
         yield "no pipeline", but(pipeline=1)
     if best.pipeline == 1 and problem.ranks > 1 and "pipeline" not in fixed:
         yield "a pipeline", but(pipeline=next(each for each in range(2, 64) if problem.ranks % each == 0))
+    if best.moved or best.states_in_host:
+        yield "no offloading", problem.without_host
     if any(each != "none" for each in best.kept) and len(problem.divisions[0].kept) > 1:
-        kept_all = tuple(replace(each, kept=each.kept[:1]) for each in problem.divisions)
+        kept_all = tuple(
+            replace(each, kept=each.kept[:1], moved=tuple(way for way in each.moved if way.name == each.kept[0].name))
+            for each in problem.divisions
+        )
         yield "no recomputation", replace(problem, divisions=kept_all)
     if best.order is not None and best.order.schedule != _PLAIN and Order(_PLAIN, 1) in problem.orders:
         yield "1f1b", replace(problem, orders=(Order(_PLAIN, 1),), fixed=fixed | {"pipeline": best.pipeline})

@@ -44,7 +44,7 @@ def starts(table: StageTable, order: PlayedOrder, limit: float, ways: Sequence[i
 
 
 def _patterns(table: StageTable, order: PlayedOrder, groups: Sequence[int], ways: Sequence[int]) -> Iterator[Cut]:
-    allowed = table.setting.division.kept
+    allowed = table.setting.division.ways
     first = ways[0]
     yield (first,) * order.stages
     for way in ways[1:]:
@@ -155,7 +155,7 @@ def _moved(cut: Cut, beside: int | None = None) -> Iterator[Cut]:
 
 
 def _kept_otherwise(kept: Cut, order: PlayedOrder, table: StageTable, ways: Sequence[int]) -> Iterator[Cut]:
-    allowed = table.setting.division.kept
+    allowed = table.setting.division.ways
     free = [way for way in ways if allowed[way].by_stage]
     if any(not allowed[way].by_stage for way in kept):
         return
@@ -174,7 +174,7 @@ def num_of_all(layers: int, order: PlayedOrder, ways: int) -> int:
 
 def all_of(order: PlayedOrder, table: StageTable, ways: Sequence[int]) -> Candidates:
     """All candidates of an order; ways to keep that cannot differ between stages are the same for all."""
-    allowed = table.setting.division.kept
+    allowed = table.setting.division.ways
     cuts = [(0, *inner, table.num_layers) for inner in combinations(range(1, table.num_layers), order.stages - 1)]
     patterns: dict[Cut, None] = {}
     for chosen in product([way for way in ways if allowed[way].by_stage], repeat=len(order.groups)):

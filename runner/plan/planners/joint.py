@@ -17,7 +17,7 @@ import numpy as np
 from runner.plan.planners.cuts import all_of, neighbours, num_of_all, starts
 from runner.plan.planners.orders import Orders, PlayedOrder, copies_in
 from runner.plan.planners.stages import Candidates, Setting, StageTable, state_bytes
-from runner.plan.planners.values import Division, Order, PlanningAnswer, PlanningProblem
+from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.catalogue.registry import SPECS
 
 __all__ = ["EFFORTS", "TIE", "Effort", "Family", "Found", "JointSearch", "divisors", "families", "lower_bound"]
@@ -70,6 +70,7 @@ class Family:
         bound: seconds that no candidate of it can undercut.
         estimate: seconds by the closed form of its order for equal stages, with what they keep such that it fits.
         place: its place in the enumeration, in which simpler ones are earlier.
+        in_host: whether optimizer states are in the host's memory.
     """
 
     pipeline: int
@@ -81,6 +82,7 @@ class Family:
     bound: float
     estimate: float
     place: int
+    in_host: bool = False
 
 
 @dataclass
@@ -164,10 +166,17 @@ class JointSearch:
         return self.found
 
     def _is_settled(self, family: Family) -> bool:
-        """Whether neither memory nor the update matters where replicas share nothing: ZeRO saves nothing else."""
+        """Whether neither memory nor the update matters where replicas share nothing: ZeRO saves nothing else.
+
+        States in the host's memory save memory alone.
+        """
+        layout = _key(family)[:-2]
+        if family.in_host:
+            others = (self._best.get((*layout, zero, False)) for zero in (None, family.zero))
+            return any(each is not None and each.is_free for each in others)
         if family.zero is None or len(self.problem.zero) < 2:
             return False
-        plain = self._best.get((*_key(family)[:-1], None))
+        plain = self._best.get((*layout, None, False))
         if plain is None or not plain.is_free:
             return False
         update = sum(plain.table.setting.division.gradient) * self.problem.step_seconds_per_byte / family.pipeline
@@ -176,15 +185,15 @@ class JointSearch:
     def again(self, answer: PlanningAnswer, excess: float) -> PlanningAnswer | None:
         """The best candidate of an answer's family if each rank needs so many bytes more than was estimated.
 
-        Families that differ in ZeRO alone are looked at, too.
+        Families that differ in where optimizer states are alone are looked at, too.
 
         Returns:
             None if none fits then.
         """
         before = self._best[_key(answer)].family
         found = list[_Best]()
-        for zero in self.problem.zero if before.data > 1 else (before.zero,):
-            family = replace(before, zero=zero)
+        for zero, in_host in _places_of_states(self.problem, before.data):
+            family = replace(before, zero=zero, in_host=in_host)
             best = self._started(family, self._limit(family) - max(excess, 0.0))
             if best is not None and best.fits:
                 self._improve(best)
@@ -207,7 +216,7 @@ class JointSearch:
             return None
         setting = _setting(self.problem, family)
         table = StageTable(self.problem, setting)
-        ways = range(len(setting.division.kept))
+        ways = range(len(setting.division.ways))
         boundaries = (self.problem.fixed or {}).get("boundaries")
         if boundaries is not None:
             candidates = _with_cut(table, order, boundaries, ways)
@@ -235,7 +244,7 @@ class JointSearch:
 
     def _improve(self, best: _Best) -> None:
         """Change one thing at a time, the one that helps most, until nothing helps."""
-        ways = range(len(best.table.setting.division.kept))
+        ways = range(len(best.table.setting.division.ways))
         if best.order.compiled is None or (self.problem.fixed or {}).get("boundaries") is not None:
             return
         for _ in range(_ROUNDS):
@@ -250,7 +259,7 @@ class JointSearch:
 
     def _answer(self, best: _Best) -> PlanningAnswer:
         cut = best.candidate.cuts[:, 0].tolist()
-        names = [kept.name for kept in best.table.setting.division.kept]
+        ways = [best.table.setting.division.ways[way] for way in best.candidate.kept[:, 0].tolist()]
         family = best.family
         return PlanningAnswer(
             "joint",
@@ -260,10 +269,12 @@ class JointSearch:
             family.microbatches,
             family.order,
             tuple((first, last - 1) for first, last in zip(cut, cut[1:], strict=False)),
-            tuple(names[way] for way in best.candidate.kept[:, 0].tolist()),
+            tuple(way.name for way in ways),
             family.zero,
             best.seconds,
             best.peak,
+            moved=tuple(stage for stage, way in enumerate(ways) if way.moved),
+            states_in_host=family.in_host,
         )
 
 
@@ -272,13 +283,14 @@ def _rank(best: _Best) -> tuple[bool, float, int]:
 
 
 def _key(of: Family | PlanningAnswer) -> tuple[object, ...]:
-    return of.pipeline, of.data, of.tensor, of.microbatches, of.order, of.zero
+    in_host = of.in_host if isinstance(of, Family) else of.states_in_host
+    return of.pipeline, of.data, of.tensor, of.microbatches, of.order, of.zero, in_host
 
 
 def _setting(problem: PlanningProblem, family: Family) -> Setting:
     division = next(each for each in problem.divisions if each.tensor == family.tensor)
     samples = problem.batch / (family.data * family.microbatches)
-    return Setting(division, samples, family.microbatches, family.data, family.zero)
+    return Setting(division, samples, family.microbatches, family.data, family.zero, family.in_host)
 
 
 def _with_cut(table: StageTable, order: PlayedOrder, boundaries: Sequence[int], ways: Sequence[int]) -> Candidates:
@@ -301,9 +313,9 @@ def families(problem: PlanningProblem) -> Iterator[Family]:
                 continue
             for microbatches in _microbatches(problem, pipeline, data):
                 for order in _orders(problem, pipeline):
-                    for zero in problem.zero if data > 1 else problem.zero[:1]:
+                    for zero, in_host in _places_of_states(problem, data):
                         place += 1
-                        family = Family(pipeline, data, tensor, microbatches, order, zero, 0.0, 0.0, place)
+                        family = Family(pipeline, data, tensor, microbatches, order, zero, 0.0, 0.0, place, in_host)
                         least = lower_bound(problem, family)
                         yield replace(family, bound=least, estimate=max(least, _estimate(problem, family)))
 
@@ -315,13 +327,13 @@ def _estimate(problem: PlanningProblem, family: Family) -> float:
     limit = problem.memory[pipeline * family.data * family.tensor]
     states = sum(state_bytes(setting)) / pipeline
     span, most = _closed_form(family.order, pipeline, family.microbatches)
-    for kept in division.kept:
+    for kept in division.ways:
         held = most * sum(line.of(samples) for line in kept.saved) / pipeline
         if states + held + max(line.of(samples) for line in kept.working) <= limit:
             break
     forward = sum(line.of(samples) for line in division.forward)
     whole = forward + sum(line.of(samples) for line in kept.backward)
-    after = _after(problem, division, family) / pipeline
+    after = _after(problem, setting) / pipeline
     actions = 2 * (family.order.chunks if family.order is not None else 1)
     return family.microbatches * (whole / pipeline + actions * problem.overhead) * span + after
 
@@ -363,6 +375,15 @@ _WHOLE_BACKWARDS = ("naive", "gpipe", "1f1b", "1f1b_eager", "varuna")
 def divisors(number: int) -> list[int]:
     """All numbers that divide it, ascending."""
     return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _places_of_states(problem: PlanningProblem, data: int) -> list[tuple[int | None, bool]]:
+    """The stages of ZeRO that replicas may have, and whether states are in the host's memory, which one rank may have,
+    too."""
+    found = [(zero, False) for zero in (problem.zero if data > 1 else problem.zero[:1])]
+    if problem.host_update is not None:
+        found += [(zero, True) for zero in problem.zero if zero]
+    return found
 
 
 def _degrees(problem: PlanningProblem, world: int) -> Iterator[tuple[int, int]]:
@@ -409,7 +430,7 @@ def lower_bound(problem: PlanningProblem, family: Family) -> float:
     each = [f.of(samples) + min(b.of(samples), i.of(samples) + w.of(samples)) for f, b, i, w in parts]
     computes, engine = count * sum(each) / pipeline, 2 * count * problem.overhead
     bound = max(
-        engine + computes + _after(problem, division, family) / pipeline,
+        engine + computes + _after(problem, setting) / pipeline,
         count * max(each) / copies_in(family.order),
         computes * _fill(family.order, pipeline, count),
     )
@@ -418,9 +439,9 @@ def lower_bound(problem: PlanningProblem, family: Family) -> float:
     return bound
 
 
-def _after(problem: PlanningProblem, division: Division, family: Family) -> float:
+def _after(problem: PlanningProblem, setting: Setting) -> float:
     """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
-    gradients, data = sum(division.gradient), family.data
-    link = problem.links.replicas([0], data, family.tensor)  # of others the ring may be on more nodes
+    gradients, data = sum(setting.division.gradient), setting.data
+    link = problem.links.replicas([0], data, setting.division.tensor)  # of others the ring may be on more nodes
     sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
-    return sums + gradients * problem.step_seconds_per_byte / (data if family.zero else 1)
+    return sums + gradients * setting.update_seconds_per_byte(problem)

@@ -11,36 +11,28 @@ from runner.config.links import ranks_of_node
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.policies import solve
-from runner.memory.solve.values import ActivationPlan, PolicyOptions
-from runner.plan.activations import plan_activations
+from runner.plan.activations import reads_budget
 from runner.plan.cores import shared_cores
 from runner.plan.devices import devices_of, limits_of
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.memory.limits import memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.planners.joint import divisors
-from runner.plan.planners.values import Device, Division, Kept, Line, Lines, Order, PlanningProblem
+from runner.plan.planners.values import Device, Division, HostUpdate, Order, PlanningProblem
+from runner.plan.planners.ways import lines, merged, moved_ways, ways_to_keep
 from runner.plan.requested_schedule import executed_schedule
 from runner.plan.stages.figures import state_bytes
 from runner.plan.stages.scale import between, for_samples
-from runner.profile import LayerProfile, ModelProfile
+from runner.plan.time.zero import host_update_seconds_per_byte
+from runner.profile import ModelProfile
 from runner.schedule.catalogue.registry import ALIASES, SEARCHED, SPECS
 
-__all__ = ["ASKED", "SAVED_OPS", "ProfiledSizes", "alone", "interpolated", "planning_problem"]
+__all__ = ["ProfiledSizes", "alone", "interpolated", "planning_problem"]
 
 ProfiledSizes: TypeAlias = Mapping[int, Sequence[ModelProfile]]
 """Profiles of one or two micro-batch sizes, by the number of ranks that divide layers."""
 
-ASKED = "asked"
-"""The name of the way to keep that the request itself names."""
-
-SAVED_OPS = "matmuls"
-"""The operators whose outputs ``activation_checkpoint=selective`` keeps unless others are named."""
-
 # Orders to which another one is equal or better in time and memory by their closed forms; they must be named.
 _NEVER_BEST = ("naive", "gpipe", "looped_bfs", "gems", "varuna", "bpipe")
-_WAYS = ("none", "selective", "full")
 _ENGINE = 1e-3  # seconds of a CPU for each action of a rank: rehearsals of small models take 1 to 5 ms more
 _FEW, _MANY = 16, 2  # parts of a batch: the sizes of micro-batches at which seconds are looked at
 
@@ -85,6 +77,8 @@ def planning_problem(
         host=draft.host_link if accelerated and _may_move(config) else None,
         left_out=left_out,
         devices=_devices(config, machine, ranks),
+        host_update=_host_update(config, draft, given),
+        knows_host=draft.host_link.bytes_per_second is not None and profile.seconds_source == "estimated",
     )
     return problem, {division.tensor: profiles for division, profiles in divisions}
 
@@ -127,6 +121,32 @@ def _may_move(config: RunConfig) -> bool:
     made = alone(config)
     made.offload.activations = "vpipe"
     return not any(each.path == "offload.activations" for each in rules(made))
+
+
+def _moving(config: RunConfig) -> RunConfig | None:
+    """The request with moves of what layers save, as few as memory asks for; None if rules refuse them."""
+    made = copy.deepcopy(config)
+    made.offload.activations = "greedy"
+    before = rules(alone(config))
+    return made if not reads_budget(config) and all(each in before for each in rules(alone(made))) else None
+
+
+def _host_update(config: RunConfig, draft: Draft, given: Collection[str]) -> HostUpdate | None:
+    """What an update in the host's memory costs; None where states must stay, or have no other place to go."""
+    if not draft.needs.accelerated or not _is_free("offload", given):
+        return None
+    made = alone(config)
+    made.offload.optimizer, made.zero.stage = "cpu", 1
+    before = rules(alone(config))
+    if any(each not in before for each in rules(made)):
+        return None
+    copying, updating = host_update_seconds_per_byte(made, draft.profile)
+    return HostUpdate(copying, updating, config.hardware.devices_per_node or config.parallelism.ranks or 1)
+
+
+def _is_free(section: str, given: Collection[str]) -> bool:
+    """Whether the user has chosen nothing of a section."""
+    return not any(key == section or key.startswith(f"{section}.") for key in given)
 
 
 def _limit(config: RunConfig, machine: Machine, ranks: int) -> int:
@@ -254,111 +274,25 @@ def _division(
     ]  # a message's latency is the same for all sizes
     rows = [draft.profile for draft in drafts]
     whole = rows[0]
-    merged = [_merged(each.layers, each.loss) for each in rows]
+    merged_rows = [merged(each.layers, each.loss) for each in rows]
     ratio = whole.optimizer_bytes_per_gradient_byte
     last = len(whole.layers) - 1
+    kept = ways_to_keep(config, drafts, given)
+    moves = _moving(config) if drafts[0].needs.accelerated and _is_free("offload", given) else None
     division = Division(
         tensor=tensor,
-        forward=_lines(rows, [[layer.forward_seconds for layer in each] for each in merged]),
-        weight=tuple(float(layer.weight_bytes) for layer in merged[0]),
-        gradient=tuple(float(layer.gradient_bytes) for layer in merged[0]),
+        forward=lines(rows, [[layer.forward_seconds for layer in each] for each in merged_rows]),
+        weight=tuple(float(layer.weight_bytes) for layer in merged_rows[0]),
+        gradient=tuple(float(layer.gradient_bytes) for layer in merged_rows[0]),
         state=tuple(float(state_bytes(layer, ratio)) for layer in whole.layers),
         boundary=tuple(
             0.0 if at == last else layer.output_bytes / whole.samples for at, layer in enumerate(whole.layers)
         ),
-        kept=tuple(_ways(config, drafts, given)),
+        kept=kept,
+        moved=moved_ways(moves, drafts, kept) if moves is not None else (),
     )
     return division, profiles
 
 
 def _draft(config: RunConfig, profile: ModelProfile, machine: Machine) -> Draft:
     return draft_of(config, profile, machine, executed_schedule(config))
-
-
-def _ways(config: RunConfig, drafts: Sequence[Draft], given: Collection[str]) -> list[Kept]:
-    if any(key.startswith("activation_checkpoint") for key in given) and config.activation_checkpoint.name != "none":
-        partition = [(0, len(drafts[0].profile.layers) - 1)]
-        made = [
-            plan_activations(config, draft.profile, partition, on_accelerator=draft.needs.accelerated)[1]
-            for draft in drafts
-        ]
-        return [_kept(ASKED, False, drafts, made)]
-    names = ("none",) if any(key.startswith("activation_checkpoint") for key in given) else _WAYS
-    found: list[Kept] = []
-    for name in names:
-        profiles = [adjusted(draft.profile, _whole(draft.profile, name)) for draft in drafts]
-        found.append(_kept(name, name != "selective", drafts, profiles))
-    return [each for each in found if not any(_is_no_better(each, other) for other in found)]
-
-
-def _whole(profile: ModelProfile, name: str) -> ActivationPlan:
-    options = PolicyOptions(name, None, save_ops=SAVED_OPS) if name == "selective" else PolicyOptions(name)
-    return solve(profile, [(0, len(profile.layers) - 1)], options)
-
-
-def _is_no_better(one: Kept, other: Kept) -> bool:
-    """Whether another way is as fast and needs less."""
-    return (
-        one is not other
-        and all(_total(other.saved, few) < _total(one.saved, few) for few in (1, 2**20))
-        and sum(line.each for line in other.backward) <= sum(line.each for line in one.backward)
-    )
-
-
-def _kept(name: str, by_stage: bool, drafts: Sequence[Draft], profiles: Sequence[ModelProfile]) -> Kept:
-    merged = [_merged(each.layers, each.loss) for each in profiles]
-    return Kept(
-        name=name,
-        by_stage=by_stage,
-        saved=_lines(profiles, [[layer.saved_bytes for layer in each] for each in merged]),
-        left_to_w=_lines(profiles, [[_left_to_w(layer) for layer in each] for each in merged]),
-        working=_lines(profiles, [[_working(layer) for layer in each] for each in merged]),
-        backward=_lines(profiles, [[layer.backward_seconds for layer in each] for each in merged]),
-        input_gradient=_lines(profiles, [[layer.split_seconds[0] for layer in each] for each in merged]),
-        weight_gradient=_lines(profiles, [[layer.split_seconds[1] for layer in each] for each in merged]),
-    )
-
-
-def _left_to_w(layer: LayerProfile) -> int:
-    split = layer.split
-    if split is None:
-        return layer.saved_bytes
-    return min(layer.saved_bytes, split.deferred_bytes + split.input_bytes + split.gradient_bytes)
-
-
-def _working(layer: LayerProfile) -> int:
-    backward = max(layer.backward_transient_bytes, layer.inner_backward_bytes) + layer.gradient_of_output_bytes
-    return max(layer.forward_transient_bytes, backward, 0)
-
-
-def _merged(layers: Sequence[LayerProfile], loss: LayerProfile) -> list[LayerProfile]:
-    """The layers, the last with the loss in it."""
-    last = layers[-1]
-    of_loss, own = loss.split_seconds, last.split_seconds
-    together = replace(
-        last,
-        saved_bytes=last.saved_bytes + loss.saved_bytes,
-        forward_seconds=last.forward_seconds + loss.forward_seconds,
-        backward_seconds=last.backward_seconds + loss.backward_seconds,
-        input_gradient_seconds=own[0] + of_loss[0],
-        weight_gradient_seconds=own[1] + of_loss[1],
-        forward_transient_bytes=max(last.forward_transient_bytes, loss.forward_transient_bytes),
-        backward_transient_bytes=max(last.backward_transient_bytes, loss.backward_transient_bytes),
-    )
-    return [*layers[:-1], together]
-
-
-def _total(lines: Lines, samples: int) -> float:
-    return sum(line.of(samples) for line in lines)
-
-
-def _lines(profiles: Sequence[ModelProfile], figures: Sequence[Sequence[float]]) -> Lines:
-    """The lines through what was measured; of one size, through nothing at no samples."""
-    few, many = profiles[0].samples, profiles[-1].samples
-    if few == many:
-        return tuple(Line(0.0, each / few) for each in figures[0])
-    found = []
-    for one, other in zip(figures[0], figures[-1], strict=True):
-        each = max(other - one, 0.0) / (many - few)
-        found.append(Line(max(one - few * each, 0.0), each))
-    return tuple(found)

@@ -30,6 +30,7 @@ class Setting:
         microbatches: the micro-batches of a step and replica.
         data: replicas.
         zero: the stage of ZeRO of the replicas; None: DDP.
+        in_host: whether optimizer states are in the host's memory.
     """
 
     division: Division
@@ -37,6 +38,14 @@ class Setting:
     microbatches: int
     data: int
     zero: int | None
+    in_host: bool = False
+
+    def update_seconds_per_byte(self, problem: PlanningProblem) -> float:
+        """Seconds of a step's update for a byte of a stage's gradients."""
+        updaters = self.data if self.zero else 1  # ranks that share it
+        if self.in_host and problem.host_update is not None:
+            return problem.host_update.seconds_per_byte(self.data) / updaters
+        return problem.step_seconds_per_byte / updaters
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +85,11 @@ class StageTable:
         self._left = self._of_kept(lambda kept: _of_samples(kept.left_to_w, samples))
         self._gradient = _sums(division.gradient)
         self._states = _sums(state_bytes(setting))
-        self._updaters = setting.data if setting.zero else 1  # ranks that share a stage's update
+        self._update = setting.update_seconds_per_byte(problem)
         self._boundary = np.array([samples * each for each in division.boundary])
 
     def _of_kept(self, of: Callable[[Kept], Iterable[float]]) -> Numbers:
-        return np.stack([_sums(of(kept)) for kept in self.setting.division.kept])
+        return np.stack([_sums(of(kept)) for kept in self.setting.division.ways])
 
     def seconds(self, kept: int) -> Numbers:
         """Seconds of a forward and a backward of the layers up to each, with a way to keep."""
@@ -94,7 +103,7 @@ class StageTable:
 
     def working(self, kept: int) -> float:
         """The most bytes that one layer takes while it runs."""
-        return max(_of_samples(self.setting.division.kept[kept].working, self.setting.samples))
+        return max(_of_samples(self.setting.division.ways[kept].working, self.setting.samples))
 
     def costs(self, candidates: Candidates, order: PlayedOrder) -> BatchedCosts:
         """The durations of the candidates' stages."""
@@ -128,7 +137,7 @@ class StageTable:
         for rank, stages in enumerate(order.stages_of):
             for stage in stages:
                 after[rank] += self._sum_seconds(gradients[stage], places[stage])
-                after[rank] += gradients[stage] * self.problem.step_seconds_per_byte / self._updaters
+                after[rank] += gradients[stage] * self._update
         total: Numbers = (ends + after).max(axis=0)
         cores = self.problem.cores
         if cores is not None:
@@ -150,7 +159,7 @@ class StageTable:
         left = self._left[kept, last] - self._left[kept, first]
         states = self._states[last] - self._states[first]
         entering = np.where(first > 0, self._boundary[np.maximum(first - 1, 0)], 0.0)
-        working = np.array([self.working(each) for each in range(len(self.setting.division.kept))])[kept]
+        working = np.array([self.working(each) for each in range(len(self.setting.division.ways))])[kept]
         found = np.zeros((order.ranks, candidates.count))
         for rank, (stages, moments) in enumerate(zip(order.stages_of, order.held, strict=True)):
             own = list(stages)
@@ -167,7 +176,8 @@ def state_bytes(setting: Setting) -> list[float]:
     """What each layer's weights, gradients and states take between backwards, by ZeRO's division."""
     zero, division = setting.zero or 0, setting.division
     shares = [setting.data if zero >= least else 1 for least in (3, 2, 1)]
-    rows = zip(division.weight, division.gradient, division.state, strict=True)
+    states = [0.0 for _ in division.state] if setting.in_host else division.state
+    rows = zip(division.weight, division.gradient, states, strict=True)
     return [sum(size / share for size, share in zip(row, shares, strict=True)) for row in rows]
 
 

@@ -60,7 +60,8 @@ def _layout(choice: Choice) -> str:
     samples = f"{'at most ' if answer.shares else ''}{choice.plan.profile.samples}"
     counted = f"{answer.microbatches} micro-batch{'es' if answer.microbatches > 1 else ''} of {samples}"
     ranks = f"{answer.world_size} rank{'s' if answer.world_size > 1 else ''}"
-    return f"{ranks}, {degrees}{order}{chunks}, {counted}, recomputation {_kept(choice)}, ZeRO {answer.zero or 'none'}"
+    told = f"{ranks}, {degrees}{order}{chunks}, {counted}, recomputation {_kept(choice)}, ZeRO {answer.zero or 'none'}"
+    return f"{told}, in the host's memory {_in_host(choice)}" if _in_host(choice) else told
 
 
 def order_text(plan: RunPlan) -> str:
@@ -77,6 +78,13 @@ def _kept(choice: Choice) -> str:
         return {"asked": "as asked"}.get(kept[0], kept[0])
     stages = [str(stage) for stage, name in enumerate(kept) if name != "none"]
     return f"in stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+
+
+def _in_host(choice: Choice) -> str:
+    """What a layout has in the host's memory; empty if nothing."""
+    moved = choice.answer.moved
+    stages = f"activations of stage{'s' if len(moved) > 1 else ''} {', '.join(map(str, moved))}" if moved else ""
+    return " and ".join(filter(None, (stages, "optimizer states" if choice.answer.states_in_host else "")))
 
 
 def _why(chosen: Chosen, problem: PlanningProblem) -> str:
@@ -142,6 +150,7 @@ _VALUES: dict[str, Callable[[Choice], Any]] = {
     "micro-batches": lambda choice: choice.answer.microbatches,
     "recomputation": lambda choice: _kept(choice),
     "ZeRO": lambda choice: choice.answer.zero or "none",
+    "in the host": lambda choice: _in_host(choice) or "nothing",
 }
 
 
@@ -162,8 +171,8 @@ def _row(choice: Choice) -> tuple[str, ...]:
         f"{answer.pipeline}·{answer.data}·{answer.tensor}",
         answer.order.schedule if answer.order is not None else "-",
         f"{answer.microbatches}·{plan.profile.samples}",
-        _kept(choice),
-        str(answer.zero or "-"),
+        _kept(choice) + (", moved" if answer.moved else ""),
+        str(answer.zero or "-") + (", host" if answer.states_in_host else ""),
         format_seconds(choice.seconds),
         format_bytes(choice.peak),
         "-" if plan.fits else format_bytes(max(lack, 0)),

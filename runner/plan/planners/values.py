@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from runner.plan.time.network import Network, network_from_json
 from runner.plan.values import Link
 
-__all__ = ["Device", "Division", "Kept", "Line", "Order", "PlanningAnswer", "PlanningProblem", "problem_from_json"]
+__all__ = [
+    "Device",
+    "Division",
+    "HostUpdate",
+    "Kept",
+    "Line",
+    "Order",
+    "PlanningAnswer",
+    "PlanningProblem",
+    "problem_from_json",
+]
 
 
 class Line(NamedTuple):
@@ -41,7 +51,9 @@ class Kept:
         saved: bytes from the end of a forward to the end of its backward.
         left_to_w: the part of them that stays from I to W.
         working: bytes beside them while the layer's forward or backward runs.
-        backward, input_gradient, weight_gradient: seconds of a backward, of I and of W, with what runs again in them.
+        backward, input_gradient, weight_gradient: seconds of a backward, of I and of W, with what runs again in them,
+            and with what forward and backward wait for moves.
+        moved: whether what is kept is in the host's memory between forward and backward.
     """
 
     name: str
@@ -52,6 +64,7 @@ class Kept:
     backward: Lines
     input_gradient: Lines
     weight_gradient: Lines
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class Division:
         weight, gradient, state: bytes on a rank of its weights, their gradients and optimizer states.
         boundary: bytes of its output of one sample.
         kept: the ways to keep what its backward needs, the fastest first.
+        moved: more ways, which have it in the host's memory meanwhile.
     """
 
     tensor: int
@@ -73,6 +87,25 @@ class Division:
     state: Sizes
     boundary: Sizes
     kept: tuple[Kept, ...]
+    moved: tuple[Kept, ...] = ()
+
+    @property
+    def ways(self) -> tuple[Kept, ...]:
+        """All ways to keep what a backward needs, those on the device first."""
+        return *self.kept, *self.moved
+
+
+class HostUpdate(NamedTuple):
+    """What an update costs whose optimizer states are in the host's memory: seconds for a byte of gradients of copying
+    it there and the weights back, and of updating if no other rank does; and the ranks that a host has."""
+
+    copying: float
+    updating: float
+    ranks: int
+
+    def seconds_per_byte(self, replicas: int) -> float:
+        """Seconds for a byte of gradients of a rank, whose replicas update at the same time."""
+        return self.copying + self.updating * min(replicas, self.ranks)
 
 
 class Device(NamedTuple):
@@ -114,6 +147,8 @@ class PlanningProblem:
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
         left_out: what the search does not look at, with the reason, as sentences.
         devices: the device of each rank, in any order, if they are unlike; empty: all are the described one.
+        host_update: of optimizer states in the host's memory; None: they stay on the device.
+        knows_host: whether the seconds of what is in the host's memory are known; if not, it seems to cost nothing.
     """
 
     layers: tuple[str, ...]
@@ -133,6 +168,14 @@ class PlanningProblem:
     host: Link | None = None
     left_out: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
+    host_update: HostUpdate | None = None
+    knows_host: bool = True
+
+    @property
+    def without_host(self) -> PlanningProblem:
+        """The problem if nothing may be in the host's memory."""
+        stays = tuple(replace(each, moved=()) for each in self.divisions)
+        return replace(self, divisions=stays, host_update=None)
 
     @property
     def link(self) -> Link:
@@ -149,14 +192,15 @@ def problem_from_json(text: str) -> PlanningProblem:
     found = json.loads(text)
     divisions = []
     for each in found.pop("divisions"):
-        kept = tuple(Kept(**_tuples(one, _LINES)) for one in each.pop("kept"))
-        divisions.append(Division(kept=kept, **_tuples(each, ("forward",))))
+        kept, moved = (tuple(Kept(**_tuples(one, _LINES)) for one in each.pop(key, ())) for key in ("kept", "moved"))
+        divisions.append(Division(kept=kept, moved=moved, **_tuples(each, ("forward",))))
     return PlanningProblem(
         layers=tuple(found.pop("layers")),
         divisions=tuple(divisions),
         memory={int(ranks): size for ranks, size in found.pop("memory").items()},
         links=network_from_json(found.pop("links")),
         host=None if (host := found.pop("host", None)) is None else Link(**host),
+        host_update=None if (update := found.pop("host_update", None)) is None else HostUpdate(*update),
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),
         left_out=tuple(found.pop("left_out", ())),
@@ -191,6 +235,8 @@ class PlanningAnswer:
         offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
         devices: the class of each stage's device, where they are unlike; empty: they are alike.
         shares: the share of each micro-batch in a replica's samples; empty: all have as many.
+        moved: the stages that may move what they keep to the host's memory, as much as their memory asks for.
+        states_in_host: whether optimizer states are in the host's memory, and are updated there.
     """
 
     planner: str
@@ -210,6 +256,8 @@ class PlanningAnswer:
     offload: str | None = None
     devices: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    states_in_host: bool = False
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -255,6 +303,10 @@ class PlanningAnswer:
         else:
             keys["activation_checkpoint"] = "manual"
             keys["activation_checkpoint.layers"] = [str(layer) for layer in again]
+        if self.moved:
+            keys["offload.activations"] = "greedy"
+        if self.states_in_host:
+            keys["offload.optimizer"] = "cpu"
         return keys
 
     def _layers_again(self) -> list[int] | None:

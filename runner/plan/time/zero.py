@@ -20,7 +20,7 @@ from runner.plan.values import Link
 from runner.profile import ModelProfile
 from runner.schedule.simulation.clock import StageCosts
 
-__all__ = ["with_sharing"]
+__all__ = ["host_update_seconds_per_byte", "with_sharing"]
 
 # Of what it updates, an Adam reads weight, gradient and two moments, and writes weight and moments.
 _PASSES_OVER_MEMORY = 7
@@ -38,6 +38,18 @@ def with_sharing(
         reduce=[seconds.reduce(stage) for stage in figures],
         step=[seconds.step(stage) for stage in figures],
     )
+
+
+def host_update_seconds_per_byte(config: RunConfig, profile: ModelProfile) -> tuple[float, float]:
+    """Seconds of copying for a byte of gradients and of the weights it updates, and of updating in the host's memory.
+
+    Args:
+        config: the request.
+        profile: its model.
+    """
+    gradients = max(sum(layer.gradient_bytes for layer in profile.layers), 1)
+    copying, updating = _Seconds(config, profile, Link()).host_seconds(gradients)
+    return copying / gradients, updating / gradients
 
 
 class _Seconds:
@@ -70,14 +82,17 @@ class _Seconds:
         return self._moved(part) / speed
 
     def _in_the_host(self, part: float) -> float:
-        """Gradients go out, weights come back, and the update is bound by the host's memory."""
-        link, memory = self._hardware.host_link_bytes_per_second, self._hardware.host_memory_bytes_per_second
         degrees = self._config.parallelism
         between = degrees.pipeline * degrees.tensor if degrees.order == "pipeline_inside" else 1
         here = max(1, (self._hardware.devices_per_node or self._replicas * between) // between)
         neighbours = min(degrees.data, here)
-        travel = 2 * part / link if link else 0.0
-        return travel + (self._moved(part) * neighbours / memory if memory else 0.0)
+        copying, updating = self.host_seconds(part)
+        return copying + neighbours * updating
+
+    def host_seconds(self, part: float) -> tuple[float, float]:
+        """Gradients go out, weights come back, and the update is bound by the host's memory, if it is alone there."""
+        link, memory = self._hardware.host_link_bytes_per_second, self._hardware.host_memory_bytes_per_second
+        return 2 * part / link if link else 0.0, self._moved(part) / memory if memory else 0.0
 
     def _moved(self, part: float) -> float:
         """The bytes that an update of ``part`` bytes of gradients reads and writes."""
