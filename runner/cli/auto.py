@@ -45,7 +45,7 @@ def plan_layout(
     Raises:
         RequestError: the request has problems, or no layout can be planned.
     """
-    found = found_layout(words)
+    found = found_layout(words, every_degree=why)
     if recipe is not None and found.chosen.fits:
         _write_recipe(Path(recipe), found)
     document = json.dumps(_document(found, why=why) | dict(more or {}), indent=2) if as_json else None
@@ -130,8 +130,11 @@ def words_with_batch(words: Sequence[str]) -> LargestBatch:
         return largest_batch(words, now)
 
 
-def found_layout(words: Sequence[str]) -> FoundLayout:
+def found_layout(words: Sequence[str], *, every_degree: bool = False) -> FoundLayout:
     """Search the layout of a request; a terminal says meanwhile how far the search is.
+
+    Args:
+        words, every_degree: see :func:`runner.launch.run.find_layout.find_layout`.
 
     Raises:
         RequestError: the request has problems, or no layout can be planned.
@@ -139,7 +142,7 @@ def found_layout(words: Sequence[str]) -> FoundLayout:
     from runner.launch.run.find_layout import find_layout
 
     with doing(screen.PLANNING):
-        return find_layout(words, now)
+        return find_layout(words, now, every_degree=every_degree)
 
 
 def _misfit(found: FoundLayout) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli.main import main
+from runner.launch.run.find_layout import find_layout
 
 _MODULE = """
 import torch
@@ -45,3 +46,18 @@ def test_a_module_that_cannot_be_cut_is_searched_without_pipelines(
     assert "not searched: pipelines" in capsys.readouterr().out
     assert main(["plan", *words, "hardware=laptop_cpu", "memory_limit=2kB", "--json"]) == 3
     assert "not searched were pipelines" in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+@pytest.mark.costly
+def test_layers_are_profiled_in_parts_only_where_that_could_help() -> None:
+    """With many samples a step nearly computes all the time; with one for each rank it exchanges gradients."""
+    asked = ["model=gpt", "hardware=a100_80gb", "parallelism=auto", "parallelism.ranks=2", "parallelism.search=quick"]
+    many = [*asked, "data.batch_size=512", "hardware.link_latency_seconds=0"]
+    found = find_layout(many)
+    assert [each.tensor for each in found.problem.divisions] == [1]
+    assert found.problem.left_out[-1].startswith("parallelism.tensor=2 (ranks that always compute would save ")
+    assert found.chosen.best.seconds * 0.9 <= found.problem.busy_seconds <= found.chosen.best.seconds
+    whole = find_layout(many, every_degree=True)
+    assert [each.tensor for each in whole.problem.divisions] == [1, 2]
+    assert whole.chosen.best.seconds >= 0.9 * found.chosen.best.seconds
+    assert len(find_layout([*asked, "data.batch_size=2"]).problem.divisions) == 2

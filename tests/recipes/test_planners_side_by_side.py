@@ -9,7 +9,7 @@ import torch
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
-from runner.launch.run.find_layout import _without_search
+from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
 from runner.recipes.planners.__main__ import markdown, measured_lines
@@ -70,6 +70,6 @@ def test_pages_are_made_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.name)
 def test_each_workload_is_a_request(workload: Workload) -> None:
     config = resolve([*workload.words, "parallelism=auto"])
-    assert not rules(_without_search(alone(config)))
+    assert not rules(without_search(alone(config)))
     assert config.parallelism.ranks in (4, 8, 64)
     assert config.data.batch_size % config.parallelism.ranks == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,26 +12,19 @@ from runner.config.compose.resolve import keys_given, resolve_with_layers
 from runner.config.free_keys import FREE_NAMES, freed_keys, held_keys
 from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
-from runner.config.schema import PlannerConfig, RunConfig
+from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
-from runner.plan.layout.batches import largest_microbatch
-from runner.plan.requested_schedule import resolve_request, schedule_problems
-from runner.plan.search.trials import changed_by
+from runner.launch.run.layout_judge import LayoutJudge, without_search
 
 if TYPE_CHECKING:
-    from runner.plan.draft import Machine
     from runner.plan.planners.choose import Chosen
-    from runner.plan.planners.joint import Family
-    from runner.plan.planners.problem import ProfiledSizes
-    from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+    from runner.plan.planners.values import PlanningProblem
     from runner.plan.values import RunPlan
-    from runner.profile import ModelProfile
 
 __all__ = [
     "AUTO",
     "Compared",
     "FoundLayout",
-    "LayoutJudge",
     "asked_problem",
     "asks_for_layout",
     "compare_planners",
@@ -42,20 +34,12 @@ __all__ = [
 ]
 
 AUTO = "parallelism=auto"
-_SEARCH_KEYS = ("parallelism", "parallelism.ranks", "parallelism.free", "parallelism.search", "planner")
 _DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
-_OF_PARTS = (
-    "parallelism.sharding",
-    "parallelism.sequence",
-    "parallelism.loss",
-    "parallelism.tensor_sums",
-    "parallelism.batch_sliced",
-)  # what only divided layers are asked with
 _OF_UNEQUALS = {
     "replicas": "The search looks at layouts with one rank for each stage of a replica",
     "shares": "The search looks at micro-batches of one size",
 }  # keys of the schedule that the search does not know -> why
-_PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
+_SMALL_GAIN = 0.1  # of a step, within which plans are uncertain: no reason to profile the model for each tensor degree
 
 
 @dataclass(frozen=True)
@@ -80,21 +64,61 @@ def asks_for_layout(words: Sequence[str]) -> bool:
     return AUTO in [word.lstrip("+") for word in words]
 
 
-def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> FoundLayout:
+def find_layout(
+    words: Sequence[str], progress: Callable[[str], None] = lambda line: None, *, every_degree: bool = False
+) -> FoundLayout:
     """Search the layout of a request.
 
     Args:
         words: the command line, with ``parallelism=auto``.
         progress: is told what is done.
+        every_degree: whether layouts of divided layers are looked at, also where they could hardly be faster: each
+            number of ranks that divide layers is a profile of its own, which may take a minute.
 
     Raises:
         RequestError: the request has problems, or no layout can be planned.
     """
-    from runner.plan.planners.choose import choose
-
+    if not every_degree and not any(word.lstrip("+").startswith("planner=") for word in words):
+        found = _of_whole_layers(words, progress)
+        if found is not None:
+            return found
     config, problem, judge = asked_problem(words, progress)
     if config.planner.name != "joint":
         return _of_published(config.planner.name, problem, judge)
+    return _chosen(config, problem, judge, progress)
+
+
+def _of_whole_layers(words: Sequence[str], progress: Callable[[str], None]) -> FoundLayout | None:
+    """The layout without divided layers if it is nearly as fast as any can be; None: layers should be divided, too."""
+    from runner.plan.planners.joint import EFFORTS, JointSearch
+
+    config, problem, judge = asked_problem(words, progress, divides=False)
+    if problem.unprofiled:
+        looked = JointSearch(problem, EFFORTS["quick"], judge.refuses).run().answers
+        fitting = (each.seconds for each in looked if (each.peak_bytes or 0.0) <= problem.memory[each.world_size])
+        if _gain(problem, min(fitting, default=float("inf"))) > _SMALL_GAIN:
+            return None
+    found = _chosen(config, problem, judge, progress)
+    if not problem.unprofiled:
+        return found
+    gain = _gain(problem, found.chosen.best.seconds)
+    if not found.chosen.fits or gain > _SMALL_GAIN:
+        return None
+    degrees = ", ".join(f"parallelism.tensor={each}" for each in problem.unprofiled)
+    told = f"{degrees} (ranks that always compute would save {gain:.1%}; --why looks at all)"
+    return replace(found, problem=replace(problem, left_out=(*problem.left_out, told)))
+
+
+def _gain(problem: PlanningProblem, seconds: float) -> float:
+    """The share of a step that the best layout could save."""
+    return max(0.0, 1 - problem.busy_seconds / seconds)
+
+
+def _chosen(
+    config: RunConfig, problem: PlanningProblem, judge: LayoutJudge, progress: Callable[[str], None]
+) -> FoundLayout:
+    from runner.plan.planners.choose import choose
+
     chosen = choose(
         problem,
         judge.plan,
@@ -108,13 +132,14 @@ def find_layout(words: Sequence[str], progress: Callable[[str], None] = lambda l
 
 
 def asked_problem(
-    words: Sequence[str], progress: Callable[[str], None] = lambda line: None
+    words: Sequence[str], progress: Callable[[str], None] = lambda line: None, *, divides: bool = True
 ) -> tuple[RunConfig, PlanningProblem, LayoutJudge]:
     """The request of a command line with ``parallelism=auto``, its planning problem, and the judge of answers.
 
     Args:
         words: the command line.
         progress: is told what is done.
+        divides: see :func:`runner.plan.planners.problem.planning_problem`.
 
     Raises:
         RequestError: the request has problems.
@@ -133,14 +158,14 @@ def asked_problem(
             *_problems(config),
             *_order_problems(config, given),
             *_search_problems(config, typed),
-            *rules(_without_search(alone(config))),
+            *rules(without_search(alone(config))),
         ]
     )
     config.parallelism.ranks = ranks_to_share(config)
     here = this_machine(config)
     machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
     progress("profiling the model ...")
-    problem, sizes = planning_problem(config, profile_model, machine, given)
+    problem, sizes = planning_problem(config, profile_model, machine, given, divides=divides)
     return config, problem, LayoutJudge(words, config, sizes, machine)
 
 
@@ -205,7 +230,7 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
         why = "A published planner chooses what its paper chooses"
         raise RequestError([Problem("parallelism.free", "set", "must not be set with --planners", why, "--why")])
     begun = time.process_time()
-    found = find_layout(words, progress)
+    found = find_layout(words, progress, every_degree=True)
     best = found.chosen.best
     taken = time.process_time() - begun
     plan = best.plan
@@ -241,12 +266,6 @@ def _given(keys: Mapping[str, bool], free: Sequence[str] | None) -> set[str]:
         free = None
     gives_way = {*_DEGREES, *(freed_keys(free) if free is not None else ())}
     return {key for key, typed in keys.items() if typed or key not in gives_way} | {*held_keys(free)}
-
-
-def _without_search(config: RunConfig) -> RunConfig:
-    config.parallelism = replace(config.parallelism, name="single", ranks=None, free=None)
-    config.planner = PlannerConfig()
-    return config
 
 
 def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
@@ -350,109 +369,3 @@ def ranks_to_share(config: RunConfig) -> int:
 
         return max(1, torch.cuda.device_count())
     return max(1, num_cores() // config.trainer.threads)
-
-
-class LayoutJudge:
-    """Plans answers as the requests that a user would type for them."""
-
-    def __init__(self, words: Sequence[str], config: RunConfig, sizes: ProfiledSizes, machine: Machine) -> None:
-        named = {word.lstrip("+~").partition("=")[0] for word in words}
-        self._words = [word for word in words if word.lstrip("+~").partition("=")[0] not in _SEARCH_KEYS]
-        self._config, self._sizes, self._machine = config, sizes, machine
-        self._named = named
-        self._refused: dict[tuple[object, ...], bool] = {}
-
-    def keys(self, answer: PlanningAnswer) -> dict[str, Any]:
-        """The keys that ask for an answer, without those that the request has already."""
-        from runner.schedule.catalogue.registry import SPECS
-
-        config, chunks = self._config, {name: spec.default_chunks for name, spec in SPECS.items()}
-        keys = answer.overrides(chunks)
-        if answer.order is None and config.schedule.name not in _PLAIN:
-            keys["schedule"] = "1f1b"
-        asked = config.parallelism.free is not None  # what is named as free is told, also where it stays
-        if keys["zero.stage"] is None and config.zero.stage is None and not asked:
-            del keys["zero.stage"]
-        unchanged = "asked" if asked else config.activation_checkpoint.name
-        if keys["activation_checkpoint"] in ("asked", unchanged):
-            del keys["activation_checkpoint"]
-        held = held_keys(config.parallelism.free)
-        return {key: value for key, value in keys.items() if key not in self._named and key not in held}
-
-    def spelled(self, keys: Mapping[str, Any]) -> tuple[str, ...]:
-        """The keys as words."""
-        return tuple(f"{key}={_spelled(value)}" for key, value in keys.items())
-
-    def words(self, keys: Mapping[str, Any]) -> list[str]:
-        """The whole request as words."""
-        whole = keys.get("parallelism.tensor", self._config.parallelism.tensor) == 1
-        asked = [word for word in self._words if not (whole and word.lstrip("+").startswith(_OF_PARTS))]
-        return [*asked, *self.spelled(keys)]
-
-    def plan(self, keys: Mapping[str, Any]) -> RunPlan:
-        """The plan of the request with these keys, by seconds between those of the profiled sizes."""
-        from runner.plan.planners.problem import interpolated
-        from runner.plan.planners.ways import SAVED_OPS
-
-        config = changed_by(_without_search(copy.deepcopy(self._config)), keys)
-        if config.parallelism.tensor == 1:
-            config.parallelism = replace(
-                config.parallelism, sharding=None, sequence=False, loss="auto", tensor_sums="auto", batch_sliced=None
-            )
-        checkpointing = config.activation_checkpoint
-        if checkpointing.name == "selective" and not checkpointing.given:
-            setattr(checkpointing, "save_ops", SAVED_OPS)  # noqa: B010 - a key of strategies, which types do not know
-        degrees, sizes = config.parallelism, self._sizes
-        samples = largest_microbatch(config.data.batch_size, degrees.data, config.schedule.parts)
-        known = degrees.tensor in sizes and config.precision == self._config.precision
-        return self._plan(config, interpolated(sizes[degrees.tensor], samples) if known else None)
-
-    def typed(self, keys: Mapping[str, Any]) -> RunPlan:
-        """The plan of the request as its words ask for it."""
-        return self._plan(resolve_request(self.words(keys)))
-
-    def _plan(self, config: RunConfig, profile: ModelProfile | None = None) -> RunPlan:
-        from runner.launch.run.measured_plan import measured_plan
-
-        raise_problems([*rules(config), *schedule_problems(config)])
-        here = self._machine
-        return measured_plan(
-            config,
-            profile,
-            device_memory_bytes=here.device_memory_bytes,
-            cores=here.cores,
-            memory_bytes=here.memory_bytes,
-            compare=False,
-        )
-
-    def refuses(self, family: Family) -> bool:
-        """Whether a rule forbids a layout with an order and ZeRO; the cut is even, and everything is kept."""
-        kind = family.pipeline, family.data > 1, family.tensor, family.order, family.zero, family.in_host
-        if kind not in self._refused:
-            self._refused[kind] = self._is_refused(family)
-        return self._refused[kind]
-
-    def _is_refused(self, family: Family) -> bool:
-        from runner.plan.make import plan_problems
-        from runner.plan.planners.problem import alone
-
-        config = _without_search(alone(self._config, family.tensor))
-        degrees = config.parallelism
-        degrees.pipeline, degrees.data, degrees.tensor = family.pipeline, family.data, family.tensor
-        config.schedule.microbatches, config.zero.stage = family.microbatches, family.zero
-        config.partition.name, config.partition.boundaries = "uniform", None
-        if family.in_host:
-            config.offload.optimizer = "cpu"
-        if family.order is not None:
-            config.schedule.name, config.schedule.chunks = family.order.schedule, family.order.chunks
-        stages = family.pipeline * (family.order.chunks if family.order is not None else 1)
-        try:
-            return bool([*rules(config), *plan_problems(config, max(stages, 2))])
-        except RequestError:
-            return True
-
-
-def _spelled(value: object) -> str:
-    if value is None:
-        return "null"
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -38,7 +38,12 @@ _FEW, _MANY = 16, 2  # parts of a batch: the sizes of micro-batches at which sec
 
 
 def planning_problem(
-    config: RunConfig, profile_of: Callable[[RunConfig], ModelProfile], machine: Machine, given: Collection[str]
+    config: RunConfig,
+    profile_of: Callable[[RunConfig], ModelProfile],
+    machine: Machine,
+    given: Collection[str],
+    *,
+    divides: bool = True,
 ) -> tuple[PlanningProblem, ProfiledSizes]:
     """The problem of a request with ``parallelism=auto``, and the profiles from which it was made.
 
@@ -47,12 +52,15 @@ def planning_problem(
         profile_of: makes the profile of a request.
         machine: the machine of the ranks.
         given: the keys and groups that the user has chosen.
+        divides: whether the model is profiled for each number of ranks that can divide layers, or for one alone.
 
     Raises:
         RequestError: the model cannot be profiled in one piece.
     """
     ranks = config.parallelism.ranks or 1
-    divisions, left_out = _divisions(config, profile_of, machine, ranks, given)
+    degrees, is_asked = _degrees(config, ranks, given), "parallelism.tensor" in given
+    profiled = degrees if divides or is_asked else degrees[:1]
+    divisions, left_out = _divisions(config, profile_of, machine, profiled, given)
     profile = divisions[0][1][0]
     draft = _draft(alone(config), profile, machine)
     accelerated = on_accelerator(config, machine.device_memory_bytes)
@@ -76,6 +84,7 @@ def planning_problem(
         seconds_source=profile.seconds_source,
         host=draft.host_link if accelerated and _may_move(config) else None,
         left_out=left_out,
+        unprofiled=tuple(each for each in degrees if each not in profiled),
         devices=_devices(config, machine, ranks),
         host_update=_host_update(config, draft, given),
         knows_host=draft.host_link.bytes_per_second is not None and profile.seconds_source == "estimated",
@@ -195,26 +204,28 @@ def _fixed(config: RunConfig, given: Collection[str]) -> dict[str, object]:
     return found
 
 
+def _degrees(config: RunConfig, ranks: int, given: Collection[str]) -> list[int]:
+    """The numbers of ranks that may divide layers: one, and the number that is asked for or all others."""
+    if "parallelism.tensor" in given:
+        return sorted({1, config.parallelism.tensor})
+    return [tensor for tensor in divisors(ranks) if tensor == 1 or _may_divide(config, tensor)]
+
+
 def _divisions(
     config: RunConfig,
     profile_of: Callable[[RunConfig], ModelProfile],
     machine: Machine,
-    ranks: int,
+    degrees: Sequence[int],
     given: Collection[str],
 ) -> tuple[list[tuple[Division, list[ModelProfile]]], tuple[str, ...]]:
     """The layers for each number of ranks that can divide them, with the profile of each; and what is left out."""
-    asked = config.parallelism.tensor if "parallelism.tensor" in given else None
     found: list[tuple[Division, list[ModelProfile]]] = []
     left_out: dict[str, list[str]] = {}
-    for tensor in divisors(ranks):
-        if tensor > 1 and asked in (None, tensor) and not _may_divide(config, tensor):
-            continue
-        if tensor > 1 and asked not in (None, tensor):
-            continue
+    for tensor in degrees:
         try:
             found.append(_division(config, profile_of, machine, tensor, given, left_out))
         except RequestError as error:
-            if tensor == 1 or asked == tensor:
+            if tensor == 1 or "parallelism.tensor" in given:
                 raise
             _leave_out(left_out, f"parallelism.tensor={tensor}", error)
     return found, tuple(f"{', '.join(names)} ({reason})" for reason, names in left_out.items())

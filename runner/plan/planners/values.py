@@ -147,8 +147,9 @@ class PlanningProblem:
         host: between a device and its host's memory, in one direction; None: the device has no memory of its own.
         left_out: what the search does not look at, with the reason, as sentences.
         devices: the device of each rank, in any order, if they are unlike; empty: all are the described one.
-        host_update: of optimizer states in the host's memory; None: they stay on the device.
+        host_update: what the update of optimizer states in the host's memory costs; None: they stay on the device.
         knows_host: whether the seconds of what is in the host's memory are known; if not, it seems to cost nothing.
+        unprofiled: numbers of ranks that might divide layers, too, but for which the model was not profiled yet.
     """
 
     layers: tuple[str, ...]
@@ -170,6 +171,13 @@ class PlanningProblem:
     devices: tuple[Device, ...] = ()
     host_update: HostUpdate | None = None
     knows_host: bool = True
+    unprofiled: tuple[int, ...] = ()
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of a step in which all ranks compute all the time, with nothing run twice: no layout is shorter."""
+        whole = self.divisions[0]
+        return self.batch * sum(line.each for line in (*whole.forward, *whole.kept[0].backward)) / self.ranks
 
     @property
     def without_host(self) -> PlanningProblem:
@@ -204,6 +212,7 @@ def problem_from_json(text: str) -> PlanningProblem:
         orders=tuple(Order(*each) for each in found.pop("orders")),
         zero=tuple(found.pop("zero")),
         left_out=tuple(found.pop("left_out", ())),
+        unprofiled=tuple(found.pop("unprofiled", ())),
         devices=tuple(Device(*each) for each in found.pop("devices", ())),
         **found,
     )

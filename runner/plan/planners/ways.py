@@ -50,7 +50,7 @@ def moved_ways(config: RunConfig, drafts: Sequence[Draft], ways: Sequence[Kept])
     Args:
         config: the request, with moves.
         drafts: see :func:`ways_to_keep`.
-        ways: those without moves.
+        ways: the ways whose tensors stay on the device.
     """
     found = list[Kept]()
     for way in ways:
