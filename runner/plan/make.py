@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from runner.config.links import ranks_of_node
@@ -254,18 +255,32 @@ def _planned(
     def assemble(schedule: Schedule) -> RunPlan:
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
 
-    def assemble_checked(schedule: Schedule) -> RunPlan:
+    def assemble_checked(schedule: Schedule, note: Callable[[RunPlan], None]) -> RunPlan:
         seen = profile.odd_weights, profile.changed_buffers, profile.shared_buffers, profile.changed_states
         raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *seen))
-        return assemble(schedule)
+        return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds, note)
 
     if chosen is None and is_chosen_by_plan(config):
         return choose(config, assemble_checked)
     return assemble(executed_schedule(config) if chosen is None else chosen)
 
 
-def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
-    """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
+def _plan_of(
+    draft: Draft, stage_seconds: StageSeconds | None, note: Callable[[RunPlan], None] = lambda plan: None
+) -> RunPlan:
+    """The plan of a draft, without advice. Only one replica is planned, because the others are equal.
+
+    Args:
+        draft: a request, and what follows from it.
+        stage_seconds: seconds of stages that have been measured.
+        note: called with the plan of every cut that is compared.
+    """
+
+    def assembled(draft: Draft, stages: Stages) -> RunPlan:
+        plan = _assembled(draft, stages, None)
+        note(plan)
+        return plan
+
     config = draft.config
     is_said = config.partition.name in FIXED and (not draft.devices or config.parallelism.devices is not None)
     if is_said and stage_seconds is not None:
@@ -273,9 +288,9 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     if draft.devices:
         from runner.plan.search.by_device import best_of_devices  # with numpy, which other plans do not need
 
-        best = best_of_devices(draft, lambda ordered, stages: _assembled(ordered, stages, None))
+        best = best_of_devices(draft, assembled)
     else:
-        best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
+        best = best_cut(draft, partial(assembled, draft))
     if stage_seconds is None:
         return best
     said = with_partition(config, best.partition, best.devices)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
-from runner.schedule.generators.list_orders import list_orders
+from runner.schedule.generators.list_orders import shortest_order
 from runner.schedule.simulation.bounds import lower_bound
 from runner.schedule.simulation.clock import StageCosts, peak_activations, simulate
 from runner.schedule.values import Op, Schedule
 
-__all__ = ["FOUND", "Choice", "CostsOf", "Rate", "Rated", "search"]
+__all__ = ["FOUND", "Choice", "CostsOf", "Bound", "Rate", "Rated", "search"]
 
 CostsOf = Callable[[tuple[int, ...]], StageCosts]
 """A function from the first pipeline's placement (stage -> rank) to the durations of its stages."""
@@ -24,8 +24,16 @@ CostsOf = Callable[[tuple[int, ...]], StageCosts]
 Rate = Callable[[Schedule], "tuple[float, bool] | None"]
 """A function that rates a schedule: seconds of its step and whether it fits; None: it cannot run at all."""
 
+Bound = Callable[[Schedule], "float | None"]
+"""A function that bounds the seconds of a schedule's step from below; None: nothing is known of it."""
+
 FOUND = "auto"
 """The name of an order from list scheduling."""
+
+
+def _unknown(schedule: Schedule) -> None:
+    return None
+
 
 _CHUNKS = (1, 2, 3, 4)
 _NOT_TRIED = ("concatenation", "halving")
@@ -48,7 +56,7 @@ class Choice:
 
     Args:
         best: the shortest order that fits; if none fits, the one that keeps fewest activations.
-        named: all published orders that can run, the shortest first.
+        named: the published orders that can run and were rated, the shortest first.
         over_bound: time of the best order's compute and messages, divided by the lowest bound of all placements.
     """
 
@@ -67,7 +75,9 @@ class Choice:
         return next((each for each in self.named if not each.fits and each.seconds < self.best.seconds), None)
 
 
-def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: CostsOf, rate: Rate) -> Choice:
+def search(
+    request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: CostsOf, rate: Rate, bound: Bound = _unknown
+) -> Choice:
     """Choose an order.
 
     Args:
@@ -75,27 +85,54 @@ def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: Co
         specs: the published schedules to try.
         costs_of: returns durations by placement; called for placements of schedules that were rated.
         rate: rates a schedule.
+        bound: bounds what ``rate`` would find, from what it has found so far; a published order is not rated whose
+            bound is longer than the two shortest that fit.
 
     Raises:
         ValueError: no schedule at all can run.
     """
-    named = [
-        Rated(schedule, *worth) for schedule in _published(request, specs) if (worth := rate(schedule)) is not None
-    ]
+    named = _rated(_published(request, specs), rate, bound)
     if not named:
         raise ValueError(f"no schedule of {request.ranks} ranks can run")
     named.sort(key=lambda each: each.seconds)
     split = any(_is_split(each.schedule) for each in named)
     bounds = _bounds(request, costs_of, [each.schedule for each in named])
     best = _best(named)
-    for placed, bound in bounds:
-        if best.fits and _span(best.schedule, costs_of) <= _CLOSE * bound:
+    for placed, shortest in bounds:
+        if best.fits and _span(best.schedule, costs_of) <= _CLOSE * shortest:
             break  # the placements that follow have larger bounds
         least = best.seconds if best.fits else float("inf")
         found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, split=split, below=least)
         if found is not None and found.fits:
             best = _best([best, found])
     return Choice(best, tuple(named), _span(best.schedule, costs_of) / bounds[0][1])
+
+
+def _rated(schedules: Iterable[Schedule], rate: Rate, bound: Bound) -> list[Rated]:
+    """Published orders, each rated unless two that fit are shorter than it can be.
+
+    One with divided backwards is rated in any case: it tells whether the stages' backwards can be divided.
+    """
+    rated: list[Rated] = []
+
+    def add(schedule: Schedule) -> None:
+        worth = rate(schedule)
+        if worth is not None:
+            rated.append(Rated(schedule, *worth))
+
+    bounded: list[Schedule] = []
+    for schedule in schedules:
+        if bound(schedule) is None:
+            add(schedule)
+        else:
+            bounded.append(schedule)
+    bounds = [bound(schedule) or 0.0 for schedule in bounded]
+    for least, schedule in sorted(zip(bounds, bounded, strict=True), key=lambda each: each[0]):
+        fitting = sorted(each.seconds for each in rated if each.fits)
+        is_longer = len(fitting) > 1 and least > fitting[1]
+        if not is_longer or (_is_split(schedule) and not any(_is_split(each.schedule) for each in rated)):
+            add(schedule)
+    return rated
 
 
 def _span(schedule: Schedule, costs_of: CostsOf) -> float:
@@ -150,12 +187,11 @@ def _list_scheduled(
     micro-batches under way nothing gets shorter.
     """
     for limit in _limits(request):
-        orders = list_orders(FOUND, placed, costs, limit, split=split)
-        timed = [(simulate(order, costs).makespan, index, order) for index, order in enumerate(orders)]
-        if not timed:
+        found = shortest_order(FOUND, placed, costs, limit, below, split=split)
+        if found is None:
             continue
-        span, _, order = min(timed)
-        if span >= below:
+        _, order = found
+        if order is None:
             return None
         worth = rate(order)
         if worth is None:

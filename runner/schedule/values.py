@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from runner.schedule.fills import FILL_NAME, Filling
+from runner.schedule.remembered import Remembering
 
 __all__ = ["COMPUTE", "MOVES", "Action", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
 
@@ -145,7 +146,7 @@ def parse_action(text: str) -> Action:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Remembering):
     """The actions of each rank, in order, and the placement of the stages.
 
     Args:
@@ -407,7 +408,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Remembering):
     """A schedule with its messages, reductions and optimizer steps.
 
     Args:

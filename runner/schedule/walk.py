@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runner.schedule.dependencies import dependencies
+from runner.schedule.remembered import remembered
 from runner.schedule.values import Action, Program, Schedule
 
 __all__ = ["Step", "Stuck", "Walk", "in_order", "walk"]
@@ -39,6 +40,7 @@ class Walk:
     stuck: tuple[Stuck, ...]
 
 
+@remembered
 def in_order(program: Program) -> Walk:
     """The walk of a program in its own order, which is topological; faster than :func:`walk`, but without checks."""
     cells = [itertools.count() for _ in program.actions]
@@ -48,6 +50,7 @@ def in_order(program: Program) -> Walk:
     )
 
 
+@remembered
 def walk(view: Schedule | Program) -> Walk:
     """Walk all ranks' lists as far as possible, one action of each rank in turn; linear in the number of actions."""
     lists = view.actions

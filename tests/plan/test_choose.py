@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.plan import make
+from runner.plan.draft import Draft
 from runner.plan.make import make_plan
 from runner.plan.search.choose import with_named_order
 from runner.plan.values import RunPlan
@@ -16,7 +19,7 @@ from runner.profile import ModelProfile
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.search import search
-from runner.schedule.values import Op
+from runner.schedule.values import Op, Schedule
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
 EVEN = [layer()] * 8
@@ -51,6 +54,31 @@ def test_no_schedule_by_name_is_planned_to_be_shorter() -> None:
     assert auto.fits
     assert auto.advice[0].startswith("schedule=auto takes ")
     assert "next is " in auto.advice[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_order_is_left_out_only_where_it_would_not_be_taken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning every published order gives the same plan and the same words about it."""
+    rng = random.Random(seed)
+    layers = [
+        layer(forward_seconds=f, backward_seconds=2 * f, input_gradient_seconds=f, weight_gradient_seconds=f)
+        for f in (rng.uniform(0.5, 2.0) for _ in range(16))
+    ]
+    made: list[Schedule] = []
+
+    def counted(draft: Draft, *given: Any) -> RunPlan:
+        made.append(draft.schedule)
+        return plan_of(draft, *given)
+
+    plan_of = make._plan_of
+    monkeypatch.setattr(make, "_plan_of", counted)
+    limit = ("1GB", "1GB", f"{rng.randint(20, 60)}kB")[seed % 3]
+    few, tried = planned("auto", layers=layers, memory_limit=limit), len(made)
+    monkeypatch.setattr("runner.plan.search.choose._Bounds.of", lambda bounds, schedule: None)
+    made.clear()
+    every = planned("auto", layers=layers, memory_limit=limit)
+    assert (few.schedule, few.advice, few.partition) == (every.schedule, every.advice, every.partition)
+    assert tried < len(made) or not few.fits
 
 
 @pytest.mark.costly

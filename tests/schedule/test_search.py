@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from runner.schedule import build
 from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.checking.schedule import check
+from runner.schedule.generators.list_orders import list_orders, shortest_order
 from runner.schedule.search import Choice, search
 from runner.schedule.simulation.bounds import lower_bound
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
@@ -153,6 +155,24 @@ def test_orders_with_a_split_backward_are_left_out_where_they_cannot_run() -> No
     choice = search(given.request, SEARCHED, given.costs_of, rate)
     for rated in (choice.best, *choice.named):
         assert not any(action.op is Op.W for row in rated.schedule.actions for action in row)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_v", "chimera"])
+def test_the_shortest_order_is_that_of_all_rules(seed: int, name: str) -> None:
+    """It gives up orders on the way; none of them is shorter than the one that it finds."""
+    given = case(seed)
+    placed = build(name, ranks=2 * (given.ranks // 2), microbatches=2 * given.ranks)
+    costs, split = given.costs_of(placed.placement[0]), seed % 3 > 0
+    orders = list(list_orders("auto", placed, costs, given.limit, split=split))
+    spans = [simulate(order, costs).makespan for order in orders]
+    least = min(spans)
+    assert shortest_order("auto", placed, costs, given.limit, math.inf, split=split) == (
+        least,
+        orders[spans.index(least)],
+    )
+    assert shortest_order("auto", placed, costs, given.limit, least, split=split) == (least, None)
+    assert not any(check(order) for order in orders)
 
 
 def test_what_would_be_shorter_and_does_not_fit_is_told() -> None:

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from runner.schedule.liveness import Kind, lifetimes
+from runner.schedule.liveness import Kind, Lifetime, lifetimes
+from runner.schedule.remembered import remembered
 from runner.schedule.simulation.opportunistic import hurried
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.values import Action, Op, Program, Schedule
 
-__all__ = ["KEPT", "Held", "held_by_ranks", "held_microbatches"]
+__all__ = ["KEPT", "Held", "held_by_ranks", "held_microbatches", "hurried_lifetimes"]
 
 KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
 """The kinds of things that a stage keeps between a forward and its backward, in the order of :class:`Held`."""
@@ -24,6 +25,7 @@ class Held(NamedTuple):
     dropped: int  # F is done, but R is not
 
 
+@remembered
 def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     """For each stage, the micro-batches held while its forwards and recomputations run, at the largest moments.
 
@@ -36,6 +38,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     return tuple(tuple(held for (held,) in _largest(found)) for found in moments)
 
 
+@remembered
 def held_by_ranks(schedule: Schedule) -> tuple[tuple[tuple[Held, ...], ...], ...]:
     """For each rank, its largest moments: what it holds of each of its stages, in their order, at one time."""
     moments: list[set[tuple[Held, ...]]] = [set() for _ in range(schedule.ranks)]
@@ -54,9 +57,17 @@ class _Moment(NamedTuple):
     held: dict[int, Held]
 
 
+@remembered
+def hurried_lifetimes(
+    view: Schedule | Program,
+) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[Lifetime, ...], ...]]:
+    """Each rank's list in the order that keeps most activations, and what is alive on the rank then."""
+    rows = hurried(view)
+    return rows, lifetimes(view, rows)
+
+
 def _moments(schedule: Schedule) -> Iterator[_Moment]:
-    rows = hurried(schedule)
-    for rank, (row, living) in enumerate(zip(rows, lifetimes(schedule, rows), strict=True)):
+    for rank, (row, living) in enumerate(zip(*hurried_lifetimes(schedule), strict=True)):
         changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # action -> (index in Held, change)
         for each in living:
             if each.kind in KEPT:

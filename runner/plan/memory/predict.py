@@ -8,11 +8,11 @@ reduced in place. The rank of the first stage holds the inputs of a whole step, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
-from runner.plan.memory.held import KEPT
+from runner.plan.memory.held import KEPT, hurried_lifetimes
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.rank_walk import HeldBytes, RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
@@ -20,8 +20,8 @@ from runner.plan.reductions import Reduction, compressing_bytes
 from runner.plan.stages.figures import StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
-from runner.schedule.liveness import Kind, Lifetime, lifetimes, most_at_once
-from runner.schedule.simulation.opportunistic import hurried
+from runner.schedule.liveness import Kind, Lifetime, most_at_once
+from runner.schedule.remembered import remembered
 from runner.schedule.values import Program, Schedule
 
 __all__ = [
@@ -57,8 +57,7 @@ def predict_memory(
     extra = needs.extra or older_versions(schedule)
     predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
     parts, host, kept = list[tuple[MemoryParts, ...]](), [], []
-    rows = hurried(program)
-    living = lifetimes(program, rows)
+    rows, living = hurried_lifetimes(program)
     for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
         batch = batch_bytes(profile, schedule, rank, needs.batch_samples)
@@ -117,7 +116,8 @@ def _with_copies(states: MemoryParts, *, backup: bool, copy: int) -> MemoryParts
     return replace(states, buffers=states.buffers + kept + copy)
 
 
-def in_flight_microbatches(schedule: Schedule, kinds: Collection[Kind] = KEPT) -> tuple[int, ...]:
+@remembered
+def in_flight_microbatches(schedule: Schedule, kinds: tuple[Kind, ...] = KEPT) -> tuple[int, ...]:
     """For each stage, the largest number of micro-batches between the start of forward and the end of backward.
 
     If another rank runs the backward, the recomputation on that rank counts instead of the forward.
@@ -127,8 +127,7 @@ def in_flight_microbatches(schedule: Schedule, kinds: Collection[Kind] = KEPT) -
         kinds: what of a micro-batch must be alive; by default anything that a stage keeps.
     """
     most = [0] * schedule.stages
-    rows = hurried(schedule)
-    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
+    for row, living in zip(*hurried_lifetimes(schedule), strict=True):
         by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> whole lifetime
         for each in living:
             if each.kind in kinds:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
+from runner.plan.activations import reads_budget
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.progress import now
@@ -16,7 +17,7 @@ from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED, SPECS
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
-from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.simulation.clock import StageCosts, simulate
 from runner.schedule.values import Schedule
 
 __all__ = ["choose", "with_named_order"]
@@ -24,7 +25,11 @@ __all__ = ["choose", "with_named_order"]
 _SHORTER = 0.999  # factor by which a step must be shorter for it to matter: seconds are measured
 
 
-def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPlan:
+Assemble = Callable[[Schedule, Callable[[RunPlan], None]], RunPlan]
+"""A function that makes the plan of a schedule, and shows the plans of all cuts that it has compared."""
+
+
+def choose(config: RunConfig, assemble: Assemble) -> RunPlan:
     """Plan the schedule with the shortest predicted step that fits; the plan's advice begins with the reason.
 
     Args:
@@ -36,11 +41,12 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
     """
     plans: dict[Schedule, RunPlan] = {}
     costs: dict[tuple[int, ...], StageCosts] = {}
+    bounds = _Bounds(config)
     refusals: list[RequestError] = []
 
     def rate(schedule: Schedule) -> tuple[float, bool] | None:
         try:
-            plan = assemble(fuse_backwards(schedule))
+            plan = assemble(fuse_backwards(schedule), bounds.note)
         except RequestError as refusal:
             refusals.append(refusal)
             return None
@@ -58,7 +64,7 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
         config.parallelism.pipeline, asked.microbatches, asked.chunks, memory_limit=asked.memory_limit
     )
     try:
-        choice = search(request, SEARCHED, costs.__getitem__, rate)
+        choice = search(request, SEARCHED, costs.__getitem__, rate, bounds.of)
     except ValueError:
         raise refusals[0] from None
     plan, reason = plans[choice.best.schedule], _reason(choice, plans)
@@ -67,6 +73,46 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
         if found is not None and (found.seconds < _SHORTER * choice.best.seconds or not choice.best.fits):
             plan, reason = plans[found.schedule], f"{_late(found, choice.best)}; synchronous: {reason}"
     return replace(plan, advice=(reason, *plan.advice), reasons=(reason, *plan.reasons))
+
+
+class _Bounds:
+    """Bounds the step of an order from below, by the durations of the same stages in the plans of other orders.
+
+    Args:
+        config: the request; nothing is known where what a stage recomputes or moves, or the place of a device, depends
+            on the order.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        by_order = reads_budget(config) or config.offload.activations != "none" or config.hardware.devices
+        self._is_known = not by_order
+        self._lowest: dict[tuple[object, ...], StageCosts] = {}
+
+    def note(self, plan: RunPlan) -> None:
+        """Take the durations of a plan, of whose stages there may be several cuts."""
+        found, key = plan.time.costs, _stages_in(plan.schedule)
+        known = self._lowest.get(key, found)
+        self._lowest[key] = StageCosts(
+            F=_lower(known.F, found.F),
+            B=_lower(known.B, found.B),
+            I=_lower(known.I, found.I),
+            W=_lower(known.W, found.W),
+            comm=_lower(known.comm, found.comm),
+        )
+
+    def of(self, schedule: Schedule) -> float | None:
+        """The least seconds of the computes and messages of an order; None if its stages are not known."""
+        costs = self._lowest.get(_stages_in(schedule)) if self._is_known and not schedule.ahead else None
+        return None if costs is None else simulate(fuse_backwards(schedule), costs).makespan
+
+
+def _lower(one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
+    return tuple(map(min, one, other))
+
+
+def _stages_in(schedule: Schedule) -> tuple[object, ...]:
+    """What decides how long stages take in an order."""
+    return schedule.rows, schedule.parts, schedule.joined
 
 
 def with_named_order(config: RunConfig, chosen: Schedule) -> RunConfig:

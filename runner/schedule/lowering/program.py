@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 
+from runner.schedule.remembered import remembered
 from runner.schedule.simulation.clock import Costs, StageCosts, play
 from runner.schedule.values import MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
@@ -29,7 +30,16 @@ def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Progra
     Raises:
         ValueError: the schedule cannot run to its end.
     """
-    order = simulated_order(schedule, costs or Costs())
+    return _usually_lowered(schedule) if costs is None else _lowered(schedule, costs)
+
+
+@remembered
+def _usually_lowered(schedule: Schedule) -> Program:
+    return _lowered(schedule, Costs())
+
+
+def _lowered(schedule: Schedule, costs: Costs | StageCosts) -> Program:
+    order = simulated_order(schedule, costs)
     if schedule.backward:
         order = add_reduce(schedule, order)
     order = add_send_recv(schedule, order)
