@@ -265,10 +265,10 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
-    if rehearse:
-        from runner.launch.run.rehearsed_plan import with_rehearsal
+    if rehearse or not made.fits:
+        from runner.launch.run.rehearsed_plan import unless_counted_to_fit, with_rehearsal
 
-        made = with_rehearsal(config, made)
+        made = (with_rehearsal if rehearse else unless_counted_to_fit)(config, made)
     if alone and not made.fits:
         from runner.launch.run.fitting import with_layout_that_fits
 
@@ -302,10 +302,9 @@ def _length_notes(config: RunConfig) -> list[str]:
     length = config.data.kwargs[key]
     takes = f" of the {most} that the model takes" if most else ""
     example = min(most or _USUAL_LENGTH, _USUAL_LENGTH)
-    return [
-        f"planned for rows of {length} random tokens{takes}; memory and time grow with the length: name your data, or "
-        f"data.kwargs.{key}={example}"
-    ]
+    longer = f", or data.kwargs.{key}={example}" if length < example else ""
+    grows = f"memory and time grow with the length: name your data{longer}"
+    return [f"planned for rows of {length} random tokens{takes}; {grows}"]
 
 
 def _epoch_notes(config: RunConfig) -> list[str]:

@@ -62,10 +62,14 @@ class MemoryParts:
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def with_total(self, total: int) -> MemoryParts:
-        """The parts with activations, or where there are none with buffers, that make their sum ``total``."""
-        activations = max(0, self.activations + total - self.total)
-        buffers = self.buffers + total - self.total - (activations - self.activations)
-        return replace(self, activations=activations, buffers=buffers)
+        """The parts whose sum is ``total``: what is too much is taken from activations, then from the next part that
+        has temporaries."""
+        excess, parts = self.total - total, self.as_dict()
+        parts["activations"] -= min(excess, parts["activations"])
+        for name in ("buffers", "optimizer", "gradients", "weights"):
+            excess = sum(parts.values()) - total
+            parts[name] -= min(excess, parts[name])
+        return MemoryParts(**parts)
 
     def largest(self) -> str:
         """The name of the largest part."""
@@ -96,7 +100,7 @@ class MemoryPrediction:
     def counted(self, peaks: Sequence[int]) -> MemoryPrediction:
         """The prediction with peaks that were counted, by pipe position.
 
-        What a derived peak has too much or too little is in the activations, whose parts alone are bounds.
+        What a derived peak has too much or too little is taken to be in the activations, whose parts are bounds.
         """
         parts = tuple(map(MemoryParts.with_total, self.parts, peaks))
         return replace(self, parts=parts, of_replicas=(), is_rehearsed=True)

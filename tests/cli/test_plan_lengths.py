@@ -21,6 +21,13 @@ def test_short_rows_of_random_tokens_are_told(tmp_path: Path, most: int | None, 
     assert note.endswith(f"data.kwargs.sequence_length={example}")
 
 
+def test_rows_that_are_long_enough_are_not_advised_to_be_longer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    words = ["model=huggingface", f"model.pretrained={tmp_path}", "data.kwargs.sequence_length=2048"]
+    (note,) = _length_notes(resolve(words))
+    assert note.endswith("name your data")
+
+
 def test_data_that_is_named_and_own_models_need_no_note(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert _length_notes(resolve(["model=gpt"])) == []

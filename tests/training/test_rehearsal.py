@@ -10,6 +10,7 @@ from thread_runs import WORDS, result, told
 
 from runner.config.compose.resolve import resolve
 from runner.engine.transport.pretended import play_ranks
+from runner.errors import DoesNotFitError
 from runner.launch.run.prepare import prepare
 from runner.training.rehearsal import rehearse_run
 
@@ -81,23 +82,33 @@ def test_a_plan_shows_what_was_counted_and_says_so(tmp_path: Path) -> None:
     assert "(rehearsed)" in said
 
 
-def test_a_limit_below_what_was_counted_is_told(tmp_path: Path) -> None:
-    words = (
-        "plan",
-        *_GPT,
-        "parallelism.pipeline=2",
-        "schedule=pipedream",
-        "partition=manual",
-        "partition.boundaries=[2]",
-        "--rehearse",
-        "--json",
-    )
+_BOUNDED = (*_GPT, "parallelism.pipeline=2", "schedule=pipedream", "partition=manual", "partition.boundaries=[2]")
+"""A request of whose peak a plan knows a bound."""
+
+
+def test_a_limit_below_what_was_counted_is_told() -> None:
+    words = ("plan", *_BOUNDED, "--rehearse", "--json")
     status, said = told(*words)
     peak = max(json.loads(said[said.index("{") :])["peak_memory_bytes"])
     assert told(*words, f"memory_limit={peak}")[0] == 0  # the derived bound is above it
     status, said = told(*words, f"memory_limit={peak - 1}")
     assert status == 3
     assert json.loads(said[said.index("{") :])["problems"]
+
+
+def test_what_a_bound_alone_would_refuse_is_counted_first() -> None:
+    """A plan and a run whose derived peaks exceed the limit, while the counted ones do not, fit."""
+    status, said = told("plan", *_BOUNDED, "--rehearse", "--json")
+    peak = max(json.loads(said[said.index("{") :])["peak_memory_bytes"])
+    status, said = told("plan", *_BOUNDED, "--json", f"memory_limit={peak}")
+    document = json.loads(said[said.index("{") :])
+    assert (status, document["fits"], document["peak_memory_source"]) == (0, True, "rehearsed")
+    plan = prepare(resolve([*_BOUNDED, f"memory_limit={peak}"]), place_is_made=True)
+    assert plan.fits
+    assert plan.memory.is_rehearsed
+    assert all(part >= 0 for parts in plan.memory.parts for part in parts.as_dict().values())
+    with pytest.raises(DoesNotFitError):
+        prepare(resolve([*_BOUNDED, f"memory_limit={peak - 1}"]), place_is_made=True)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     first = first_batches(config)
     with doing("planning ..."):
         plan = measured_plan(config, **asdict(machine or this_machine(config)))
+        if not plan.fits:
+            from runner.launch.run.rehearsed_plan import unless_counted_to_fit
+
+            plan = unless_counted_to_fit(config, plan)
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)

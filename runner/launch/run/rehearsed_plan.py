@@ -10,7 +10,10 @@ from runner.errors import Problem
 from runner.plan.values import RunPlan
 from runner.progress import now
 
-__all__ = ["with_rehearsal"]
+__all__ = ["unless_counted_to_fit", "with_rehearsal"]
+
+_WITHIN = 2  # times the limit that a derived peak may be where the counted one may still fit
+_MOST_FORWARDS = 512  # of layers in a step: some seconds
 
 
 def with_rehearsal(config: RunConfig, plan: RunPlan) -> RunPlan:
@@ -30,6 +33,21 @@ def with_rehearsal(config: RunConfig, plan: RunPlan) -> RunPlan:
     if counted.fits:
         return replace(counted, problems=())
     return counted if counted.problems else replace(counted, problems=(_too_much(counted),))
+
+
+def unless_counted_to_fit(config: RunConfig, plan: RunPlan) -> RunPlan:
+    """The plan; if it does not fit by peaks that may be bounds, and fits by those of a rehearsal, with these.
+
+    Args:
+        config: the request.
+        plan: its plan.
+    """
+    forwards = len(plan.profile.layers) * plan.schedule.microbatches
+    far = any(peak > _WITHIN * plan.limit_of(rank) for rank, peak in enumerate(plan.peak_memory_bytes))
+    if plan.fits or far or forwards > _MOST_FORWARDS or plan.memory.is_rehearsed:
+        return plan
+    counted = with_rehearsal(config, plan)
+    return counted if counted.fits else plan
 
 
 def _too_much(plan: RunPlan) -> Problem:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from operator import le
 from typing import NamedTuple
 
 from runner.schedule.liveness import Kind, Lifetime, lifetimes
@@ -84,13 +85,11 @@ def _moments(schedule: Schedule) -> Iterator[_Moment]:
                 now[count] += by
 
 
-def _largest(moments: Iterable[tuple[Held, ...]]) -> Iterator[tuple[Held, ...]]:
-    """The moments that are not exceeded by another moment that is at least as large in all numbers."""
-    found = sorted(moments)
-    for one in found:
-        if not any(one != other and _at_most(one, other) for other in found):
-            yield one
-
-
-def _at_most(one: Sequence[Held], other: Sequence[Held]) -> bool:
-    return all(a <= b for mine, its in zip(one, other, strict=True) for a, b in zip(mine, its, strict=True))
+def _largest(moments: Iterable[tuple[Held, ...]]) -> list[tuple[Held, ...]]:
+    """The moments that are not exceeded by another moment that is at least as large in all numbers, in order."""
+    largest: list[tuple[tuple[Held, ...], list[int]]] = []
+    for moment in sorted(moments, reverse=True):  # one that exceeds another comes before it
+        numbers = [count for held in moment for count in held]
+        if not any(all(map(le, numbers, other)) for _, other in largest):
+            largest.append((moment, numbers))
+    return [moment for moment, _ in reversed(largest)]
