@@ -50,7 +50,7 @@ def shortest_order(
     """The end and the order of the first rule whose order is the shortest; None if no rule finishes under the limit.
 
     Args:
-        name, placed, costs, limit, split: as of :func:`list_orders`.
+        name, placed, costs, limit, split: see :func:`list_orders`.
         below: if all orders would end at this moment or later, there is none, and the end is this moment.
     """
     draft = _draft(name, placed, split=split)
@@ -107,10 +107,10 @@ class _Work:
 
     Args:
         actions: the actions by number, those of each rank in a row.
-        rank_of, seconds: of each action.
-        to_come: of each action, the time of its micro-batch from there to its end; of W nothing.
-        needed: of each action, the number of those that it waits for.
-        followers: of each action, those that wait for it, each with the time of the message to it.
+        rank_of, seconds: the rank and the duration of each action.
+        to_come: the time of each action's micro-batch from there to its end; zero for W.
+        needed: the number of actions that each one waits for.
+        followers: the actions that wait for each one, with the time of the message to them.
         ranks, chunks: how many there are.
     """
 
