@@ -154,3 +154,13 @@ def test_a_weight_without_gradient_counts_as_zero() -> None:
     shared.step()
     assert torch.equal(parameters[1], before[1])
     assert not torch.equal(parameters[0], before[0])
+
+
+def test_weights_of_whole_cache_lines_begin_where_torch_lets_them_begin() -> None:
+    """A matrix that begins elsewhere may be multiplied with another rounding."""
+    sizes = ((3, 5), (16,), (7,), (8, 6), (32, 2))
+    parameters = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+    before = [parameter.detach().clone() for parameter in parameters]
+    SharedStates(adamw(parameters), Together(1).of(0))
+    assert [each.data_ptr() % 64 for each in parameters if each.numel() % 16 == 0] == [0, 0, 0]
+    assert all(map(torch.equal, parameters, before))

@@ -2,7 +2,9 @@
 
 The weights of a group are concatenated in a flat tensor. Each replica updates its part and holds the states of that
 part only; then all gather the other parts. The update must be elementwise, because a part may begin and end anywhere in
-a weight; the result then equals the unsharded update bit for bit.
+a weight; the result then equals the unsharded update bit for bit. What is computed with a weight may depend in its last
+bit on where the weight begins in memory. So weights of whole cache lines come first in the flat tensor, and begin where
+torch would let them begin; only weights of other sizes, of which large models have no matrix, may begin elsewhere.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
 """
@@ -22,6 +24,8 @@ from runner.optim.compression.signs import Exchange
 from runner.optim.states.settings import apply_settings
 
 __all__ = ["SharedStates"]
+
+_CACHE_LINE = 64  # bytes; torch lets every tensor begin at a multiple of it
 
 States = Mapping[Tensor, Mapping[str, Any]]
 
@@ -97,7 +101,7 @@ class _FlatWeights:
     """
 
     def __init__(self, parameters: Sequence[Parameter], size: int, rank: int) -> None:
-        self.parameters = list(parameters)
+        self.parameters = sorted(parameters, key=lambda each: each.numel() * each.element_size() % _CACHE_LINE != 0)
         first = self.parameters[0]
         part = -(-sum(parameter.numel() for parameter in self.parameters) // size)
         self._flat = torch.zeros(part * size, dtype=first.dtype, device=first.device)
