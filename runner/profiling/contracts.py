@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.buffers import BufferSnapshot
 from runner.model.seeds import seed_generators
 
 __all__ = ["is_torchs_own", "repeats"]
@@ -41,7 +42,7 @@ def _hooks_of(module: nn.Module) -> bool:
 
 
 def repeats(index: int, function: _Function, value: Any, module: nn.Module, *, narrow: bool) -> bool:
-    """Run a layer several times, forward and backward, with the same random numbers.
+    """Run a layer several times, forward and backward, with the same random numbers and buffers.
 
     Args:
         index: its index in the model.
@@ -57,6 +58,24 @@ def repeats(index: int, function: _Function, value: Any, module: nn.Module, *, n
         RequestError: its backward is not linear in the gradient, changes gradients after they were accumulated, or its
             forward puts hooks on parameters.
     """
+    buffers = BufferSnapshot(module.modules())
+    try:
+        return _repeats(index, _with_buffers(function, buffers), value, module, narrow=narrow)
+    finally:
+        buffers.put_back()
+
+
+def _with_buffers(function: _Function, buffers: BufferSnapshot) -> _Function:
+    """The function, which begins with the same buffers each time: a power iteration would begin where it has ended."""
+
+    def run(value: Any) -> Any:
+        buffers.put_back()
+        return function(value)
+
+    return run
+
+
+def _repeats(index: int, function: _Function, value: Any, module: nn.Module, *, narrow: bool) -> bool:
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     named = f"layer {index} ({type(module).__name__})"
     if any(weight._post_accumulate_grad_hooks for weight in weights):

@@ -182,6 +182,40 @@ def test_what_gives_something_else_again(forward: Callable[[Layer, Tensor], Tens
     assert tried(Layer(forward)) is same
 
 
+class Counting(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("runs", torch.ones(()))
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value) * self.get_buffer("runs").clone()
+        self.get_buffer("runs").add_(1)
+        return made
+
+
+def normed(norm: Callable[[nn.Module], nn.Module]) -> Layer:
+    layer = Layer()
+    norm(layer.linear)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize(
+    "make",
+    [
+        Counting,
+        lambda: normed(nn.utils.parametrizations.spectral_norm),
+        lambda: normed(nn.utils.spectral_norm),
+        lambda: normed(nn.utils.parametrizations.weight_norm),
+    ],
+)
+def test_what_buffers_remember_is_no_difference(make: Callable[[], Layer]) -> None:
+    """A power iteration goes on where the last forward has ended; each forward of the trial begins where it does."""
+    torch.manual_seed(0)
+    for _ in range(5):
+        assert tried(make())
+
+
 def test_torchs_own_layers_need_no_trial() -> None:
     assert is_torchs_own(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LSTM(2, 2)))
     hooked = nn.Linear(2, 2)
