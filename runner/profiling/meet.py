@@ -6,11 +6,12 @@ that is small enough to run here meets the batches; for the others the ranks do 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -31,7 +32,10 @@ __all__ = ["Batch", "is_tried_here", "meet"]
 _MOST_FLOPS = 1e11  # of one forward, and of all forwards that try the loss; about a second on two CPU cores
 _MOST_BYTES = 1 << 30
 _FORWARDS = 24  # of a model that computes its loss itself, where the loss is tried
+_MOST_NAMES = 3
 _OWN = "runner."
+
+logger = logging.getLogger(__name__)
 
 Batch = tuple[Any, Any]
 
@@ -81,7 +85,8 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
     device = torch.device(device_type(config))
     modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
     with refusing(config):
-        _output(config, model, modules, training, device)
+        _, _, total = _output(config, model, modules, training, device)
+    _look_for_unreached(config, model, modules, total)
     inputs = map_tensors(lambda tensor: tensor.to(device), training[0])
     refuse_another_forward(model, to_precision(inputs, dtype_of(config.precision.name)), config.model.target)
     if validation is None:
@@ -90,7 +95,7 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
         module.eval()
     with torch.no_grad():
         try:
-            output, targets = _output(config, model, modules, validation, device)
+            output, targets, _ = _output(config, model, modules, validation, device)
         except LayerError as error:
             rule, why = "must have a validation set that the model takes", f"{error.rule}. {error}"
             raise RequestError([Problem("data.target", config.data.target, rule, why)]) from error
@@ -98,10 +103,32 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
             metric.measure(output, targets, num_samples(validation[0]))
 
 
+def _look_for_unreached(config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], total: Tensor) -> None:
+    """Tell which trained weights no gradient of a first batch's loss reaches; of adapters, refuse them."""
+    pairs = zip(model.layers, modules, strict=True)
+    trained = {source.full_name(name): each for source, module in pairs for name, each in module.named_parameters()}
+    trained = {name: weight for name, weight in trained.items() if weight.requires_grad}
+    weights = list(trained.values())
+    is_there = bool(weights) and total.requires_grad
+    found = torch.autograd.grad(total, weights, allow_unused=True) if is_there else [None] * len(weights)
+    unreached = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
+    if unreached and config.adapter.name != "none":
+        rule = "must name layers that are called"
+        why = f"No gradient reaches {unreached[0]}: its layer's weight is read by something else, which passes it by"
+        raise RequestError([Problem("adapter.targets", config.adapter.targets, rule, why)])
+    if unreached:
+        logger.warning("no gradient of a first batch reaches %s: what nothing uses is not trained", _listed(unreached))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _output(
     config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], batch: Batch, device: torch.device
-) -> Batch:
-    """The model's output, as the loss gets it, and the target; the loss is computed, too.
+) -> tuple[Any, Any, Tensor]:
+    """The model's output, as the loss gets it, the target, and the sum of the loss.
 
     Raises:
         LayerError: a layer or the loss raised.
@@ -114,5 +141,5 @@ def _output(
             value = autocasting(source.calling(module), device.type, autocast)(value)
     output = for_loss(value)
     with about_loss((output, targets)):
-        loss_sum(model.loss(output, targets), num_samples(inputs))
-    return output, targets
+        total = loss_sum(model.loss(output, targets), num_samples(inputs))[0]
+    return output, targets, total
