@@ -33,6 +33,7 @@ from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
 from runner.model.traced.conditions import Conditions, conditions_of
 from runner.model.traced.decided import asks_for_a_bool, deciding_comparisons
+from runner.model.traced.left_out import refuse_left_out
 from runner.model.traced.modes import computes_alike
 
 __all__ = ["Program", "trace", "trace_mode"]
@@ -86,7 +87,8 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     programs: dict[bool, Program] = {}
     try:
         with _keeping_its_buffers(model, target):
-            alike = computes_alike(in_training(model), inputs)
+            refuse_left_out(in_training(model), inputs, target)
+            alike = computes_alike(model, inputs)
             programs[True] = _export(model, inputs)
             with evaluating([model]):
                 programs[False] = programs[True] if alike else _export(model, inputs)

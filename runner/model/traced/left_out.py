@@ -1,0 +1,114 @@
+"""Finds what a user's code does of which a trace knows nothing: it holds the forward's operators, drawn once.
+
+A function with a backward of its own (a reversed gradient, a straight-through estimator), a hook on a tensor that a
+forward makes, backward hooks of modules, and weights that take no part in the backward of one of their uses would be
+left out, and other gradients computed without a word. What Python's or NumPy's generator gives would be a constant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from runner.errors import Problem, RequestError
+from runner.model.boundary import call_arguments, flatten
+from runner.model.kept_state import KeptState
+
+__all__ = ["refuse_left_out"]
+
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+_NEEDS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_OF_MODULES = "BackwardHookFunction"  # by which torch calls a module's full backward hooks
+_MODULE_HOOK = "has a module with backward hooks"
+
+
+def refuse_left_out(model: nn.Module, inputs: Any, target: str) -> None:
+    """Run a model once, and refuse it if a trace would leave out a part of what it does.
+
+    Args:
+        model: real or fake, in the mode in which it is trained; real ones are left as they are.
+        inputs: a batch in the form that the model takes.
+        target: names the model in the message.
+
+    Raises:
+        RequestError: it would.
+    """
+    try:
+        backward, generator = _left_out(model, inputs)
+    except Exception:  # the export says what is wrong with the model
+        return
+    if backward or generator:
+        rule = f"must {'leave the backward to autograd' if backward else 'draw from torch alone'} where it is traced"
+        found = (
+            f"{backward}, which a trace leaves out" if backward else f"draws from {generator}, which a trace does once"
+        )
+        why = f"Its forward {found}. A layers() that lists its layers needs no trace"
+        raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")])
+
+
+def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str]:
+    """What the forward does to the backward, and from which other generator than torch's it draws."""
+    args, kwargs = call_arguments(inputs)
+    is_fake = detect_fake_mode(list(model.parameters())) is not None
+    hooks = _Hooks()
+    with nullcontext() if is_fake else _unchanged(model), torch.enable_grad(), hooks:
+        before = _states()
+        outputs = flatten(model(*args, **kwargs))[0]
+        drawn = [name for name, state in _states().items() if state != before[name]]
+    return hooks.found or _function_of(outputs), drawn[0] if drawn else ""
+
+
+def _states() -> dict[str, str]:
+    return {"Python's random": repr(random.getstate()), "NumPy's generator": repr(np.random.get_state())}
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    kept = KeptState([("model", model)])
+    try:
+        with kept.first_run():
+            yield
+    finally:
+        kept.put_back()
+
+
+class _Hooks(TorchFunctionMode):
+    """Notes what is told to autograd beside the operators: hooks on tensors, and which weights need gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _HOOKS:
+            self.found = self.found or "puts a hook on a tensor"
+        if func in _NEEDS and isinstance(args[0], nn.Parameter):
+            self.found = self.found or "sets requires_grad of a weight"
+        return func(*args, **(kwargs or {}))
+
+
+def _function_of(outputs: list[Tensor]) -> str:
+    """What to say of the first function with a backward of its own in the graph of outputs; empty if there is none."""
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            name = type(node).__name__.removesuffix("Backward")
+            return _MODULE_HOOK if name == _OF_MODULES else f"uses {name}, a torch.autograd.Function"
+        waiting += [parent for parent, _ in node.next_functions]
+    return ""

@@ -1,0 +1,143 @@
+"""Models that must be traced, and do what a trace of their forward's operators leaves out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from runner.errors import RequestError
+from runner.model.fake import fake_tensors
+from runner.model.traced.operators import trace
+
+WIDTH = 6
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+reverse = Reversed.apply  # as code for domain adaptation has it
+
+
+class Whole(nn.Module):
+    """A model without layers, between whose halves something happens."""
+
+    def __init__(self, between: Callable[[Whole, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.between = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.second(self.between(self, torch.tanh(self.first(x))))
+        return made
+
+
+def hooked(_: Whole, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]  # torch's own
+    return x
+
+
+def frozen_once(model: Whole, x: Tensor, *, by_method: bool) -> Tensor:
+    for needed in (False, True):
+        if by_method:
+            model.second.requires_grad_(needed)
+        else:
+            model.second.weight.requires_grad = needed
+        x = x if needed else x + torch.tanh(model.second(x))
+    return x
+
+
+def with_module_hook() -> Whole:
+    made = Whole(lambda _, x: x)
+    made.second.register_full_backward_hook(lambda module, given, coming: None)
+    return made
+
+
+REFUSED: dict[str, tuple[Callable[[], Whole], str]] = {
+    "function": (lambda: Whole(lambda _, x: reverse(x)), "uses Reversed, a torch.autograd.Function"),  # type: ignore[no-untyped-call]
+    "re-entrant checkpoint": (
+        lambda: Whole(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)),
+        "uses CheckpointFunction",
+    ),
+    "hook on a tensor": (lambda: Whole(hooked), "puts a hook on a tensor"),
+    "hook of a module": (with_module_hook, "has a module with backward hooks"),
+    "weight frozen once": (lambda: Whole(partial(frozen_once, by_method=True)), "sets requires_grad of a weight"),
+    "attribute set": (lambda: Whole(partial(frozen_once, by_method=False)), "sets requires_grad of a weight"),
+}
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_it_is_refused(kind: str, fake: bool) -> None:
+    make, said = REFUSED[kind]
+    if not fake:
+        with pytest.raises(
+            RequestError, match=f"must leave the backward to autograd where it is traced. Its forward {said}"
+        ):
+            trace(make(), torch.randn(3, 4), kind)
+        return
+    with fake_tensors(), pytest.raises(RequestError, match=said):
+        trace(make(), torch.randn(3, 4), kind)
+
+
+def shaken(_: Whole, x: Tensor) -> Tensor:
+    return x + torch.from_numpy(np.random.randn(WIDTH).astype(np.float32))  # noqa: NPY002  # as strangers have it
+
+
+DRAWN: dict[str, tuple[Callable[[Whole, Tensor], Tensor], str]] = {
+    "layer left out": (lambda _, x: x * 2 if random.random() < 0.5 else x, "Python's random"),
+    "noise": (shaken, "NumPy's generator"),
+}
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("kind", DRAWN)
+def test_what_is_drawn_once_is_refused(kind: str, fake: bool) -> None:
+    between, said = DRAWN[kind]
+    before = random.getstate()
+    with (
+        fake_tensors() if fake else nullcontext(),
+        pytest.raises(RequestError, match=f"draws from {said}, which a trace"),
+    ):
+        trace(Whole(between), torch.randn(3, 4), kind)
+    assert fake or random.getstate() == before
+
+
+def detached(_: Whole, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = torch.sigmoid(x)
+    return x * gate + (torch.sign(x) - x).detach()
+
+
+TRACED: dict[str, Callable[[Whole, Tensor], Tensor]] = {
+    "detached": detached,
+    "checkpoint": lambda _, x: checkpoint(torch.tanh, x, use_reentrant=False),
+    "nothing": lambda _, x: x,
+    "noise of torch": lambda _, x: x + torch.randn_like(x),
+}
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_what_a_trace_holds_is_traced(kind: str) -> None:
+    """And the model, which runs for this, has the state and the random numbers that it had."""
+    model = Whole(TRACED[kind])
+    before, state = torch.get_rng_state(), {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert set(trace(model, torch.randn(3, 4, generator=torch.Generator()), kind)) == {True, False}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
