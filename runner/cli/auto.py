@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.launch.run.find_layout import Compared, FoundLayout
     from runner.launch.run.largest_batch import LargestBatch
 
-__all__ = ["compare", "found_layout", "plan_layout", "words_with_batch", "words_with_layout"]
+__all__ = ["compare", "found_layout", "misfit", "plan_layout", "words_with_batch", "words_with_layout"]
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def words_with_layout(words: Sequence[str]) -> tuple[str, ...]:
 
     found = found_layout(words)
     if not found.chosen.fits:
-        raise DoesNotFitError(_misfit(found))
+        raise DoesNotFitError(misfit(found))
     for line in chosen_lines(found.chosen, found.problem, found.words):
         logger.info("%s", line)
     return found.words
@@ -145,10 +145,13 @@ def found_layout(words: Sequence[str], *, every_degree: bool = False) -> FoundLa
         return find_layout(words, now, every_degree=every_degree)
 
 
-def _misfit(found: FoundLayout) -> str:
+def misfit(found: FoundLayout) -> str:
+    """Why nothing fits, and what would help; empty if something does."""
     from runner.launch.run.find_layout import remedies
     from runner.plan.planners.told import misfit_line
 
+    if found.chosen.fits:
+        return ""
     tried = remedies(found) if found.chosen.best.answer.planner == "joint" else []
     return misfit_line(found.chosen, found.problem, tried)
 
@@ -158,7 +161,7 @@ def _text(found: FoundLayout, *, why: bool) -> str:
 
     columns = screen.width()
     if not found.chosen.fits:
-        return screen.wrapped(_misfit(found), columns)
+        return screen.wrapped(misfit(found), columns)
     lines = chosen_lines(found.chosen, found.problem, found.words)
     told = [screen.wrapped(line, columns, "  ") for line in lines[:-1]]
     table = runners_up_text(found.chosen, columns).rstrip("\n")
@@ -173,7 +176,7 @@ def _document(found: FoundLayout, *, why: bool) -> dict[str, Any]:
 
     document = found.chosen.best.plan.to_json() | chosen_document(found.chosen, found.problem, found.words)
     if not found.chosen.fits:
-        document["problems"] = [_misfit(found)]
+        document["problems"] = [misfit(found)]
     return document | ({"why": other_values(found.chosen)} if why else {})
 
 

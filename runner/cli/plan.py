@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import compare, found_layout, plan_layout, words_with_batch
+from runner.cli.auto import compare, found_layout, misfit, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
 from runner.config.compose.resolve import resolve_sweep
@@ -188,11 +188,11 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehea
     target = _plan_report(jobs)
     for number, overrides in enumerate(jobs, 1):
         screen.under_way(f"plan {number} of {len(jobs)}")
-        words: Sequence[str] = ()
+        words, lack = tuple[str, ...](), ""
         try:
             if asks_for_layout(overrides):
                 found = found_layout(overrides)
-                plan, words = found.chosen.best.plan, found.words
+                plan, words, lack = found.chosen.best.plan, found.words, misfit(found)
             else:
                 plan = _plan(overrides, rehearse=rehearse)
         except RequestError as error:
@@ -200,8 +200,10 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehea
             rows.append(SweepRow(overrides, problems=error.problems))
             continue
         request = {"request": list(words)} if words else {}
-        documents.append({"overrides": list(overrides), **request, **_document(plan, words or overrides, why)})
-        rows.append(SweepRow(overrides, plan, found=words))
+        problems = {"problems": [lack]} if lack else {}
+        document = _document(plan, words or overrides, why) | problems
+        documents.append({"overrides": list(overrides), **request, **document})
+        rows.append(SweepRow(overrides, plan, found=words, lack=lack))
         if why and not as_json:
             screen.under_way("")
             print(f"{' '.join(overrides)}\n{_text(plan, words or overrides, why)}\n")

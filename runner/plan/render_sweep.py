@@ -27,12 +27,14 @@ class SweepRow:
         plan: its plan; None if the request was refused.
         problems: the reasons for the refusal.
         found: where its layout was left to the search, the words that ask for the one that was found.
+        lack: why the one that was found does not fit, and what would help; empty if it fits.
     """
 
     overrides: Sequence[str]
     plan: RunPlan | None = None
     problems: Sequence[Problem] = ()
     found: Sequence[str] = ()
+    lack: str = ""
 
 
 def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
@@ -52,7 +54,7 @@ def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
     columns = ("layout", "step", "tokens/s" if in_tokens else "samples/s", "peak", "fits")
     cells = [(name, *_cells(row, in_tokens=in_tokens)) for name, row in named]
     return "\n".join(
-        [title, table_text("", columns, cells, width, left=1), *_found(named), *_refusals(dict(named), width)]
+        [title, table_text("", columns, cells, width, left=1), *_found(named, width), *_refusals(dict(named), width)]
     )
 
 
@@ -72,9 +74,11 @@ def _cells(row: SweepRow, *, in_tokens: bool) -> tuple[str, ...]:
     return format_seconds(seconds), shown, format_bytes(max(plan.peak_memory_bytes)), "yes" if plan.fits else "no"
 
 
-def _found(named: Sequence[tuple[str, SweepRow]]) -> Iterator[str]:
-    """Yield the command of each layout that was found, in a line that can be copied."""
+def _found(named: Sequence[tuple[str, SweepRow]], width: int) -> Iterator[str]:
+    """Yield the command of each layout that was found, in a line that can be copied, and why others do not fit."""
     for name, row in named:
+        if row.lack:
+            yield textwrap.fill(f"{name}: {row.lack}", width, subsequent_indent="  ", break_on_hyphens=False)
         if row.found and row.plan is not None and row.plan.fits:
             yield f"{name}: runner train {shlex.join(row.found)}"
 
