@@ -13,6 +13,7 @@ from runner.config.compose.overrides import read_overrides
 from runner.config.compose.resolve import resolve
 from runner.config.compose.shape import type_at
 from runner.config.compose.synonyms import Synonym, synonyms
+from runner.errors import RequestError
 
 _SAMPLES: dict[Any, str] = {int: "2", float: "0.5", bool: "true", str: "some", Any: "2"}
 TYPED = {
@@ -139,3 +140,12 @@ def test_every_answer_is_accepted() -> None:
 def test_every_word_has_one_meaning() -> None:
     counts = Counter((each.name.casefold(), each.value, each.is_value and each.key) for each in synonyms())
     assert [word for word, count in counts.items() if count > 1] == []
+
+
+def test_a_folder_of_hugging_face_is_told_how_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    with pytest.raises(RequestError) as error:
+        resolve(["model=llama"])
+    assert [each.fix for each in error.value.problems] == ["model=huggingface model.pretrained=llama"]

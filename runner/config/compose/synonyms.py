@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import get_type_hints
 
 from runner.config.compose.field_comments import also_of, field_comments
@@ -107,6 +108,9 @@ def no_option(group: str, value: object, known: Collection[str]) -> Problem:
     if former is not None:
         present, why = former
         return Problem(group, value, f"it is called {present}", why, f"{group}={present}")
+    if group == "model" and (Path(str(value)) / "config.json").is_file():
+        rule, why = "a folder of Hugging Face is no option", "It is read by model=huggingface"
+        return Problem(group, value, rule, why, f"model=huggingface model.pretrained={value}")
     near = option_called(group, value)
     if near not in known:
         near = did_you_mean(str(value), known) if value is not None else None
