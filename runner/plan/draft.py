@@ -84,6 +84,7 @@ class Draft:
         prediction: the predictions of weights by which gradients are computed; None: there are none.
         shared: the cores that the ranks share; None if every rank has its own.
         devices: the device of each rank of the pipeline; empty if all are the described one.
+        cores: cores of the ranks' machine; None: the plan does not count them.
     """
 
     config: RunConfig
@@ -99,6 +100,7 @@ class Draft:
     prediction: Prediction | None
     shared: SharedCores | None = None
     devices: tuple[DeviceClass, ...] = ()
+    cores: int | None = None
 
     @property
     def link(self) -> Link:
@@ -147,6 +149,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         prediction=prediction,
         shared=_shared_cores(config, machine),
         devices=devices_of(config),
+        cores=machine.cores,
     )
 
 

@@ -46,7 +46,7 @@ from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_byte
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
-from runner.plan.uncertainty import least_gain
+from runner.plan.uncertainty import expected_seconds, least_gain
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
 from runner.plan.varying_sizes import varying_size_notes
 from runner.profile import ModelProfile, Rehearsal
@@ -362,7 +362,7 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
         costs = _with_reductions(draft, costs, figures)
         return with_speeds(costs, draft.devices, draft.schedule.placement[0])
 
-    return predict_time(
+    time = predict_time(
         program,
         draft.profile,
         figures,
@@ -375,6 +375,15 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
         post_validation=draft.config.schedule.post_validation,
         at_once=draft.shared.at_once(draft.layout.data * draft.layout.tensor) if draft.shared is not None else None,
         swap=Swap(stages.weights, stages.turns),
+    )
+    if stage_seconds is not None:
+        return time
+    accelerated = draft.needs.accelerated
+    gain = least_gain(draft.config, draft.cores, accelerated=accelerated)
+    actions = max(map(len, draft.schedule.actions))
+    return replace(
+        time,
+        expected=expected_seconds(time.step_seconds, draft.profile, gain, actions=actions, accelerated=accelerated),
     )
 
 

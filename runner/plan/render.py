@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from runner.config.units import format_bytes, format_count, format_rate, format_seconds
 from runner.plan.choice_notes import front_table, tightest
-from runner.plan.values import RunPlan
+from runner.plan.values import RunPlan, TimePrediction
 
 __all__ = ["table_text", "to_table", "trained_of_all"]
 
@@ -161,7 +161,7 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     yield from _reserved(plan)
     yield from _host(plan)
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""
-    yield f"step {format_seconds(time.step_seconds)} ({time.source}{_measured(plan)}){bubble}"
+    yield f"step {format_seconds(time.step_seconds)} ({time.source}{_measured(plan)}){bubble}{_expected(time)}"
     yield from _speed(plan)
     if plan.tensor_bytes_sent:
         yield f"parts of layers: {format_bytes(plan.tensor_bytes_sent)} sent in a step by all ranks together"
@@ -169,6 +169,13 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
         yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"
     notes = (f"note: {line}" for line in plan.advice)
     yield from _wrapped([*_filling(plan), *notes, *(problem.line() for problem in plan.problems)], width)
+
+
+def _expected(time: TimePrediction) -> str:
+    if time.expected is None:
+        return ""
+    low, high = map(format_seconds, time.expected)
+    return f"; expected between {low} and {high}"
 
 
 def _measured(plan: RunPlan) -> str:

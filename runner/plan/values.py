@@ -173,6 +173,7 @@ class TimePrediction:
             pipeline whose ranks share none.
         host_seconds: the part of ``busy_seconds`` in which forwards and backwards wait for moves to the host's memory
             and back; empty if nothing is moved, or if the seconds were measured and contain it.
+        expected: between which seconds a step is expected to be, by what is known of errors; None: it was rehearsed.
     """
 
     step_seconds: float
@@ -183,6 +184,7 @@ class TimePrediction:
     fill_seconds: tuple[float, ...] = ()
     alone_seconds: float | None = None
     host_seconds: tuple[float, ...] = ()
+    expected: tuple[float, float] | None = None
 
     @property
     def utilisation_without_fills(self) -> float:
@@ -367,6 +369,7 @@ class RunPlan:
             "parts": [parts.as_dict() for parts in self.rank_parts],
             "step_seconds": self.time.step_seconds,
             "seconds_source": self.time.source,
+            **({"step_seconds_expected": list(self.time.expected)} if self.time.expected is not None else {}),
             **self._measurement(),
             "bubble_ratio": self.time.bubble_ratio,
             "partition": [list(layers) for layers in self.partition],

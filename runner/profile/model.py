@@ -163,6 +163,7 @@ class ModelProfile:
         in_evaluation: how many modules the model's function returned in evaluation mode, in which they stay.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
+        spread: half of what lay between the shortest and the longest repeats of timed layers, as a share of seconds.
         parameters_elsewhere, trained_elsewhere: elements of divided weights that other ranks have, and of those among
             them that are trained.
         divided_shapes: the shape of the part of each weight that ranks divide, of those that are trained.
@@ -206,6 +207,7 @@ class ModelProfile:
     in_evaluation: int = 0
     measured_at: float | None = None
     busy_share: float = 0.0
+    spread: float = 0.0
     parameters_elsewhere: int = 0
     trained_elsewhere: int = 0
     divided_shapes: tuple[tuple[int, ...], ...] = ()

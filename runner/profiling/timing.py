@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,7 @@ def time_layers(
     (value, targets), samples, rows = batch, num_samples(batch[0]), []
     device = flatten(batch)[0][0].device
     alike = defaultdict[Hashable, list[LayerProfile]](list)
+    ranges = list[_Range]()
     for source, row in zip(sources, profile.layers, strict=True):
         module = cast_module(source.build().to(device=device), dtype)
         function = autocast(source.calling(module))
@@ -139,7 +140,7 @@ def time_layers(
                 if not before and source.around is None and not is_torchs_own(module):
                     narrow = torch.float16 in (dtype, autocast_dtype)
                     row = replace(row, repeats=repeats(source.index, function, value, module, narrow=narrow))
-                value, timed = _time_call(function, value, device, row)
+                value, timed = _time_call(function, value, device, row, ranges)
                 before.append(timed)
                 between()
             else:
@@ -148,9 +149,11 @@ def time_layers(
         rows.append(replace(timed, fills=time_fills(row.fills)))
     value = for_loss(value)
     with about_loss((value, targets)):
-        _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss)
+        _, timed_loss = _time_call(partial(_summed, loss, targets, samples), value, device, profile.loss, ranges)
     between()
-    return replace(profile, layers=tuple(rows), loss=timed_loss, seconds_source="measured")
+    whole = sum(each.seconds for each in ranges)
+    spread = sum(each.half for each in ranges) / whole if whole else 0.0
+    return replace(profile, layers=tuple(rows), loss=timed_loss, seconds_source="measured", spread=spread)
 
 
 def _kind_of(module: nn.Module, value: Any, row: LayerProfile) -> Hashable:
@@ -191,8 +194,17 @@ def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tens
     return loss_sum(loss(output, targets), samples)[0]
 
 
-def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfile) -> tuple[Any, LayerProfile]:
-    """Return the output of ``function``, and its row with seconds."""
+class _Range(NamedTuple):
+    """The median seconds of a layer's forward and backward, and half of what lies between its shortest and longest."""
+
+    seconds: float
+    half: float
+
+
+def _time_call(
+    function: Any, value: Any, device: torch.device, row: LayerProfile, ranges: list[_Range]
+) -> tuple[Any, LayerProfile]:
+    """Return the output of ``function``, and its row with seconds, of which the range is added to ``ranges``."""
     lists: tuple[list[float], ...] = ([], [], [], [])
     forward, backward, of_input, of_weights = lists
     alone: list[float] = []
@@ -213,6 +225,8 @@ def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfil
             with _timed(alone, device):
                 torch.autograd.grad(roots, leaves, _ones(roots), allow_unused=True)
     medians = [median(seconds[1:]) for seconds in lists]
+    whole = [sum(pair) for pair in zip(forward[1:], backward[1:], strict=True)]
+    ranges.append(_Range(median(whole), (max(whole) - min(whole)) / 2))
     return map_tensors(as_leaf, output), replace(
         row,
         forward_seconds=medians[0],

@@ -10,6 +10,7 @@ from runner.config.units import format_bytes, format_seconds
 from runner.plan.planners.choose import Choice, Chosen
 from runner.plan.planners.values import PlanningProblem
 from runner.plan.render import table_text
+from runner.plan.uncertainty import USUAL_GAIN
 from runner.plan.values import RunPlan
 from runner.schedule.generators.replicated import replicas_of
 
@@ -102,12 +103,24 @@ def _why(chosen: Chosen, problem: PlanningProblem) -> str:
     other = fitting[0]
     longer = other.seconds / chosen.best.seconds - 1
     by = "as fast" if abs(longer) < 0.0005 else f"{abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}"
-    return f"{told}; the next of another kind ({other.told}) is {by}, {format_seconds(other.seconds)}"
+    told += f"; the next of another kind ({other.told}) is {by}, {format_seconds(other.seconds)}"
+    close = [each.told for each in fitting if is_undecided(chosen.best, each)]
+    return f"{told}; within what is known, as fast are: {', '.join(close)}" if close else told
+
+
+def is_undecided(best: Choice, other: Choice) -> bool:
+    """Whether it is not certain which of two layouts is faster: gains below this share are not told elsewhere, either.
+
+    What is not known of the layers themselves is the same for both.
+    """
+    return abs(other.seconds / best.seconds - 1) < USUAL_GAIN
 
 
 def _time(plan: RunPlan) -> str:
     time, source = plan.time, "by measured layers" if plan.time.source == "measured" else "estimated from FLOPs"
     told = f"{format_seconds(time.step_seconds)} a step, {source}"
+    if time.expected is not None:
+        told += f" (expected between {' and '.join(map(format_seconds, time.expected))})"
     if plan.has_bubble:
         told += f", bubble {time.bubble_ratio:.0%}"
     alone = max(time.busy_seconds)
@@ -218,7 +231,7 @@ def chosen_document(chosen: Chosen, problem: PlanningProblem, words: Sequence[st
         "evaluated": chosen.evaluated,
         "complete": chosen.complete,
         "left_out": list(problem.left_out),
-        "runners_up": [_document(each) for each in chosen.runners_up],
+        "runners_up": [_document(each, chosen.best) for each in chosen.runners_up],
     }
     if not chosen.fits:
         best = chosen.best
@@ -230,7 +243,7 @@ def chosen_document(chosen: Chosen, problem: PlanningProblem, words: Sequence[st
     return found
 
 
-def _document(choice: Choice) -> dict[str, Any]:
+def _document(choice: Choice, best: Choice) -> dict[str, Any]:
     answer = choice.answer
     return {
         "kind": choice.told,
@@ -239,6 +252,7 @@ def _document(choice: Choice) -> dict[str, Any]:
         "step_seconds": choice.seconds,
         "peak_memory_bytes": choice.peak,
         "fits": choice.plan.fits,
+        "undecided": is_undecided(best, choice),
         "overrides": _words(choice.keys),
     }
 
