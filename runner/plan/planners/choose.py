@@ -19,7 +19,7 @@ from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.registry import SPECS
 
-__all__ = ["Choice", "Chosen", "Judge", "Refuses", "choose", "fewest_ranks_that_fit"]
+__all__ = ["FOUND_FIRST", "Choice", "Chosen", "Judge", "Refuses", "choose", "fewest_ranks_that_fit"]
 
 Judge = Callable[[Mapping[str, Any]], RunPlan]
 """Plans the request with these keys; raises RequestError if a rule forbids it."""
@@ -28,6 +28,9 @@ Refuses = Callable[[Family], bool]
 """Whether a rule forbids a layout with an order and ZeRO, whatever the cut."""
 
 _ATTEMPTS = 6  # plans of one family, each with what the one before needed more than was estimated
+FOUND_FIRST = "found first"
+"""What is told of an answer that seemed to be the best until it was planned as it would be typed."""
+
 _LOOKS = 4  # times the answers that are planned: as many are looked at
 _PLAIN = "1f1b"
 _UNSURE = 1.05  # times the best plan's step: what is estimated to be longer is not planned
@@ -172,7 +175,7 @@ def _confirmed(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], f
             break
         done.add(at)
         pool[at] = replace(pool[at], plan=confirm(pool[at].keys))
-    first = pool[0] if at == 0 else replace(pool[0], told="found first")
+    first = pool[0] if at == 0 else replace(pool[0], told=FOUND_FIRST)
     rest = [first, *pool[1:]]
     return [replace(rest[at], told=""), *(each for place, each in enumerate(rest) if place != at)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.config.units import format_bytes, format_seconds
-from runner.plan.planners.choose import Choice, Chosen
+from runner.plan.planners.choose import FOUND_FIRST, Choice, Chosen
 from runner.plan.planners.values import PlanningProblem
 from runner.plan.render import table_text
 from runner.plan.uncertainty import USUAL_GAIN
@@ -104,7 +104,7 @@ def _why(chosen: Chosen, problem: PlanningProblem) -> str:
     longer = other.seconds / chosen.best.seconds - 1
     by = "as fast" if abs(longer) < 0.0005 else f"{abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}"
     told += f"; the next of another kind ({other.told}) is {by}, {format_seconds(other.seconds)}"
-    close = [each.told for each in fitting if is_undecided(chosen.best, each)]
+    close = [each.told for each in fitting if each.told != FOUND_FIRST and is_undecided(chosen.best, each)]
     return f"{told}; within what is known, as fast are: {', '.join(close)}" if close else told
 
 
