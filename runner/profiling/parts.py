@@ -31,7 +31,7 @@ def part_problems(config: RunConfig, parts: LoadedModel, inputs: Any) -> Iterato
         LayerError: a layer does not run with its parts.
     """
     whole = load_model(config)
-    if config.parallelism.sequence or (parts.division is not None and parts.division.logits):  # they give parts
+    if config.parallelism.sequence:  # they give parts
         parts = load_model(replace(config, parallelism=replace(config.parallelism, sequence=False)), shard=0)
     if whole.step is not None:  # a module with a training step of its own is one layer, whose output is a loss
         return
@@ -45,6 +45,8 @@ def part_problems(config: RunConfig, parts: LoadedModel, inputs: Any) -> Iterato
                 autocasting(source.calling(module), device, autocast)(value)
                 for source, module in zip((own, part), modules, strict=True)
             ]
+        if own is whole.layers[-1] and parts.division is not None and parts.division.logits:
+            return  # the loss takes the parts of these logits
         if shapes(made[0]) != shapes(made[1]):
             yield _differs(config, own.index, modules[0], made)
             return

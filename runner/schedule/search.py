@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
-from runner.schedule.generators.list_orders import shortest_order
+from runner.schedule.generators.list_orders import num_rules, shortest_order
 from runner.schedule.simulation.bounds import lower_bound
 from runner.schedule.simulation.clock import StageCosts, peak_activations, simulate
 from runner.schedule.values import Op, Schedule
@@ -38,6 +38,7 @@ def _unknown(schedule: Schedule) -> None:
 _CHUNKS = (1, 2, 3, 4)
 _NOT_TRIED = ("concatenation", "halving")
 """Variants: the first is the default; the other trains on halves of the requested micro-batches."""
+_WORK = 4_000_000  # actions in all orders from list scheduling: about a minute
 _CLOSE = 1.005  # relative distance to the lower bound that is good enough: durations vary by more
 
 
@@ -57,12 +58,14 @@ class Choice:
     Args:
         best: the shortest order that fits; if none fits, the one that keeps fewest activations.
         named: the published orders that can run and were rated, the shortest first.
+        is_cut: whether orders from list scheduling were left out, because they would have been too much work.
         over_bound: time of the best order's compute and messages, divided by the lowest bound of all placements.
     """
 
     best: Rated
     named: tuple[Rated, ...]
     over_bound: float
+    is_cut: bool = False
 
     @property
     def beaten(self) -> Rated | None:
@@ -97,15 +100,15 @@ def search(
     named.sort(key=lambda each: each.seconds)
     split = any(_is_split(each.schedule) for each in named)
     bounds = _bounds(request, costs_of, [each.schedule for each in named])
-    best = _best(named)
+    best, work = _best(named), _Work(_WORK)
     for placed, shortest in bounds:
         if best.fits and _span(best.schedule, costs_of) <= _CLOSE * shortest:
             break  # the placements that follow have larger bounds
         least = best.seconds if best.fits else float("inf")
-        found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, split=split, below=least)
+        found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, work, split=split, below=least)
         if found is not None and found.fits:
             best = _best([best, found])
-    return Choice(best, tuple(named), _span(best.schedule, costs_of) / bounds[0][1])
+    return Choice(best, tuple(named), _span(best.schedule, costs_of) / bounds[0][1], work.is_cut)
 
 
 def _rated(schedules: Iterable[Schedule], rate: Rate, bound: Bound) -> list[Rated]:
@@ -178,15 +181,40 @@ def _is_split(schedule: Schedule) -> bool:
     return any(action.op is Op.W for row in schedule.actions for action in row)
 
 
+class _Work:
+    """The work that is left for a search; what is too much for it is not begun."""
+
+    def __init__(self, left: int) -> None:
+        self.is_cut = False
+        self._left = left
+
+    def take(self, cost: int) -> bool:
+        if cost > self._left:
+            self.is_cut = True
+            return False
+        self._left -= cost
+        return True
+
+
 def _list_scheduled(
-    request: ScheduleRequest, placed: Schedule, costs: StageCosts, rate: Rate, *, split: bool, below: float
+    request: ScheduleRequest,
+    placed: Schedule,
+    costs: StageCosts,
+    rate: Rate,
+    work: _Work,
+    *,
+    split: bool,
+    below: float,
 ) -> Rated | None:
     """The shortest order under the largest limit under which one fits; None if there is none.
 
     Orders whose computes alone take ``below`` seconds are not rated, nor are smaller limits looked at then: with fewer
     micro-batches under way nothing gets shorter.
     """
+    actions = placed.microbatches * placed.stages * (3 if split else 2)
     for limit in _limits(request):
+        if not work.take(actions * num_rules(split=split)):
+            return None
         found = shortest_order(FOUND, placed, costs, limit, below, split=split)
         if found is None:
             continue

@@ -81,6 +81,14 @@ def test_an_order_is_left_out_only_where_it_would_not_be_taken(seed: int, monkey
     assert tried < len(made) or not few.fits
 
 
+def test_a_search_that_is_too_much_work_takes_a_published_order_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.schedule.search._WORK", 0)
+    auto = planned("auto")
+    assert auto.schedule.name != "auto"
+    assert auto.advice[0].endswith("further orders from list scheduling were left out, which would take long")
+    assert auto.time.step_seconds <= min(plan.time.step_seconds for plan in plans_by_name())
+
+
 @pytest.mark.costly
 def test_under_a_memory_limit_it_takes_what_fits_and_says_what_did_not() -> None:
     peaks = sorted({max(plan.peak_memory_bytes) for plan in plans_by_name()})

@@ -176,7 +176,9 @@ def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
         peak, limit = format_bytes(large.peak_memory_bytes[large.fullest]), format_bytes(large.limit_of(large.fullest))
         name, seconds = _name(choice.too_large), format_seconds(choice.too_large.seconds)
         told += f"; {name} would take {seconds}, but {peak} of {limit}"
-    return told
+    return (
+        f"{told}; further orders from list scheduling were left out, which would take long" if choice.is_cut else told
+    )
 
 
 def _name(rated: Rated) -> str:

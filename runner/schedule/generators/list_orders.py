@@ -18,7 +18,7 @@ from runner.schedule.generators.layout import backward, forward, input_gradient,
 from runner.schedule.simulation.clock import StageCosts, durations
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["list_orders", "shortest_order"]
+__all__ = ["list_orders", "num_rules", "shortest_order"]
 
 _LATER = 1 + 1e-9  # moments that differ by less are the same
 _URGES, _TAPERS = (0.25, 0.5, 1.0), (0, 1, 2)
@@ -67,6 +67,15 @@ def shortest_order(
     return below, None if best is None else replace(draft, actions=best)
 
 
+def num_rules(*, split: bool) -> int:
+    """The number of orders that each of these functions makes."""
+    return len(_URGES) * len(_patience(split)) * len(_TAPERS)
+
+
+def _patience(split: bool) -> tuple[bool, ...]:
+    return (False, True) if split else (False,)
+
+
 def _draft(name: str, placed: Schedule, *, split: bool) -> Schedule:
     """Every action on its rank, in any order."""
     makes = (forward, input_gradient, weight_gradient) if split else (forward, backward)
@@ -79,8 +88,7 @@ def _draft(name: str, placed: Schedule, *, split: bool) -> Schedule:
 
 def _rules(draft: Schedule, costs: StageCosts, limit: int, *, split: bool) -> Iterator[_Rule]:
     busiest = _busiest(draft, costs)
-    patience = (False, True) if split else (False,)
-    for urge, patient, taper in itertools.product(_URGES, patience, _TAPERS):
+    for urge, patient, taper in itertools.product(_URGES, _patience(split), _TAPERS):
         yield _Rule(limit * draft.chunks, urge * busiest, patient, taper * draft.chunks)
 
 
