@@ -28,6 +28,7 @@ __all__ = ["refuse_left_out"]
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _NEEDS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _OF_MODULES = "BackwardHookFunction"  # by which torch calls a module's full backward hooks
+_OF_OPERATORS = "GeneratedBackwardFor_"  # by which torch.library calls custom operators, which a trace keeps
 _MODULE_HOOK = "has a module with backward hooks"
 
 
@@ -107,7 +108,7 @@ def _function_of(outputs: list[Tensor]) -> str:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
+        if isinstance(node, BackwardCFunction) and not type(node).__name__.startswith(_OF_OPERATORS):
             name = type(node).__name__.removesuffix("Backward")
             return _MODULE_HOOK if name == _OF_MODULES else f"uses {name}, a torch.autograd.Function"
         waiting += [parent for parent, _ in node.next_functions]
