@@ -39,6 +39,13 @@ def planned(name: str, chunks: int | None = None, layers: list[Any] = UNEVEN, **
     return make_plan(request(name, chunks, **changes), model(layers))
 
 
+def unequal(rng: random.Random, count: int) -> list[Any]:
+    return [
+        layer(forward_seconds=f, backward_seconds=2 * f, input_gradient_seconds=f, weight_gradient_seconds=f)
+        for f in (rng.uniform(0.5, 2.0) for _ in range(count))
+    ]
+
+
 def plans_by_name(**changes: Any) -> list[RunPlan]:
     found = []
     for spec in SEARCHED:
@@ -60,10 +67,7 @@ def test_no_schedule_by_name_is_planned_to_be_shorter() -> None:
 def test_an_order_is_left_out_only_where_it_would_not_be_taken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning every published order gives the same plan and the same words about it."""
     rng = random.Random(seed)
-    layers = [
-        layer(forward_seconds=f, backward_seconds=2 * f, input_gradient_seconds=f, weight_gradient_seconds=f)
-        for f in (rng.uniform(0.5, 2.0) for _ in range(16))
-    ]
+    layers = unequal(rng, 16)
     made: list[Schedule] = []
 
     def counted(draft: Draft, *given: Any) -> RunPlan:
@@ -87,6 +91,22 @@ def test_a_search_that_is_too_much_work_takes_a_published_order_and_says_so(monk
     assert auto.schedule.name != "auto"
     assert auto.advice[0].endswith("further orders from list scheduling were left out, which would take long")
     assert auto.time.step_seconds <= min(plan.time.step_seconds for plan in plans_by_name())
+
+
+def test_where_steps_overlap_an_order_is_not_left_out_by_the_length_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(30)
+    layers = unequal(rng, rng.choice((8, 12, 16)))
+
+    def overlapping() -> RunPlan:
+        config = request("auto")
+        config.schedule.post_validation = True
+        config.schedule.microbatches = config.data.batch_size = 12
+        return make_plan(config, model(layers))
+
+    few = overlapping()
+    monkeypatch.setattr("runner.plan.search.choose._Bounds.of", lambda bounds, schedule: None)
+    every = overlapping()
+    assert (few.schedule, few.advice) == (every.schedule, every.advice)
 
 
 @pytest.mark.costly

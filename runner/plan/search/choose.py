@@ -80,12 +80,12 @@ class _Bounds:
 
     Args:
         config: the request; nothing is known where what a stage recomputes or moves, or the place of a device, depends
-            on the order.
+            on the order, and where a step begins before the one before it has ended.
     """
 
     def __init__(self, config: RunConfig) -> None:
         by_order = reads_budget(config) or config.offload.activations != "none" or config.hardware.devices
-        self._is_known = not by_order
+        self._is_known = not (by_order or config.schedule.post_validation)
         self._lowest: dict[tuple[object, ...], StageCosts] = {}
 
     def note(self, plan: RunPlan) -> None:
@@ -103,7 +103,7 @@ class _Bounds:
     def of(self, schedule: Schedule) -> float | None:
         """The least seconds of the computes and messages of an order; None if its stages are not known."""
         costs = self._lowest.get(_stages_in(schedule)) if self._is_known and not schedule.ahead else None
-        return None if costs is None else simulate(fuse_backwards(schedule), costs).makespan
+        return None if costs is None else simulate(fuse_backwards(schedule), costs).makespan / schedule.windows
 
 
 def _lower(one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
