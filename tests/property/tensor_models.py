@@ -135,6 +135,22 @@ def data(tokens: int = TOKENS) -> Samples:
     return Samples(tokens)
 
 
+def losses_alone() -> list[float]:
+    """Losses of a plain loop over whole batches."""
+    torch.manual_seed(3)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    samples, losses = data(), []
+    for step in range(2):
+        inputs, targets = (torch.stack([samples[step * 8 + at][part] for at in range(8)]) for part in (0, 1))
+        value = loss(model(inputs), targets)
+        optimizer.zero_grad()
+        torch.autograd.backward(value)
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
 class _Overflow(torch.autograd.Function):
     """Gives its input; the gradient is infinite at the last of its features."""
 

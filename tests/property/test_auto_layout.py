@@ -65,22 +65,6 @@ def planned(words: Sequence[str], capsys: pytest.CaptureFixture[str], status: in
     return found
 
 
-def losses_alone() -> list[float]:
-    """Losses of a plain loop over whole batches."""
-    torch.manual_seed(3)
-    model = tensor_models.build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
-    samples, losses = tensor_models.data(), []
-    for step in range(2):
-        inputs, targets = (torch.stack([samples[step * 8 + at][part] for at in range(8)]) for part in (0, 1))
-        loss = tensor_models.loss(model(inputs), targets)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("share", [1.0, 0.65])
 def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
@@ -99,7 +83,7 @@ def test_what_is_printed_is_planned_alike_and_trains_as_one_process(
     run = train(resolve(found["request"]), place / "run")
     assert [predicted for _, predicted in peaks(run)] == found["peak_memory_bytes"]
     assert all(counted <= predicted <= limit for counted, predicted in peaks(run))
-    alone = torch.tensor(losses_alone())
+    alone = torch.tensor(tensor_models.losses_alone())
     torch.testing.assert_close(torch.tensor([float(each) for each in run.losses]), alone, rtol=2e-6, atol=2e-6)
 
 

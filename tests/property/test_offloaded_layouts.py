@@ -50,22 +50,6 @@ def least(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> int:
     return size
 
 
-def losses_alone() -> list[float]:
-    """Losses of a plain loop over whole batches."""
-    torch.manual_seed(3)
-    model = tensor_models.build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
-    samples, losses = tensor_models.data(), []
-    for step in range(2):
-        inputs, targets = (torch.stack([samples[step * 8 + at][part] for at in range(8)]) for part in (0, 1))
-        loss = tensor_models.loss(model(inputs), targets)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize(("fixed", "key"), [([], "offload.optimizer"), (["zero.stage=null"], "offload.activations")])
 def test_a_limit_that_only_the_host_satisfies_is_kept(
@@ -88,7 +72,7 @@ def test_a_limit_that_only_the_host_satisfies_is_kept(
     if key == "offload.activations":  # on a CPU, states that were moved are live tensors, too
         assert all(counted <= found["memory_limit_bytes"] for counted in run["peak_memory_bytes"]["measured"])
     losses = torch.tensor([float(each) for each in run["loss"]])
-    torch.testing.assert_close(losses, torch.tensor(losses_alone()), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(losses, torch.tensor(tensor_models.losses_alone()), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(
