@@ -80,7 +80,8 @@ def _run(words: list[str]) -> Entry:
     config = checked(words)
     if config.zero.stage and not shares_by_itself(config, _planned(words).schedule):
         return {"needs": "processes"}
-    place = Path(tempfile.mkdtemp(prefix="runner-corpus-"))
+    place, threads = Path(tempfile.mkdtemp(prefix="runner-corpus-")), torch.get_num_threads()
+    torch.set_num_threads(1)  # products of matrices of 16 bits are summed in another order with more
     try:
         with mock.patch("runner.plan.cores.num_cores", return_value=_CORES):
             run = train(config, place)
@@ -94,6 +95,7 @@ def _run(words: list[str]) -> Entry:
             "record": _digest(sorted(record.to_json())),
         }
     finally:
+        torch.set_num_threads(threads)
         shutil.rmtree(place)
 
 
