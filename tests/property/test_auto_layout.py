@@ -230,7 +230,7 @@ def test_jobs_of_a_sweep_get_a_layout_each() -> None:
         assert {key: typed[key] for key in same} == {key: document[key] for key in same}
     status, said = told("plan", "-m", *words, "parallelism.ranks=1,2")
     assert said.count("runner train model=mlp") == 2
-    words = (*words, "memory_limit=1kB", "parallelism.ranks=1,2")
-    misfits = json.loads((said := told("plan", "-m", *words, "--json")[1])[said.index("[") :])
+    small = (*words, "memory_limit=1kB", "parallelism.ranks=1,2")
+    misfits = json.loads((said := told("plan", "-m", *small, "--json")[1])[said.index("[") :])
     assert all(each["problems"][0].startswith("no layout of ") for each in misfits)
-    assert told("plan", "-m", *words)[1].count("fits 1.00 kB: the nearest needs") == 2
+    assert told("plan", "-m", *small)[1].count("fits 1.00 kB: the nearest needs") == 2

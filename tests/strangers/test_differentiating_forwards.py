@@ -40,7 +40,7 @@ class Transformed(Energy):
     """The same by torch.func."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = dict(self.energy.named_parameters())
+        weights: dict[str, Tensor] = dict(self.energy.named_parameters())
         made: Tensor = x + vmap(grad(lambda row: functional_call(self.energy, weights, (row,)).squeeze()))(x)
         return made
 
