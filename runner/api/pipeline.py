@@ -10,18 +10,21 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import override
 
 from runner.api.failures import ScriptLauncher, report_failure, tell_refusals
-from runner.api.trace import traced_layers, traced_step_layers
+from runner.api.trace import traced_layers, traced_step_layers, training_loaders
 from runner.engine.engine import EngineOptions
 from runner.engine.update.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.lightning_module import brings, lists_layers
+from runner.model.logged_names import not_called_notes
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
 from runner.plan.cut.partition import Partition, partition_problems, uniform
@@ -43,6 +46,8 @@ PRECISIONS = {
     "16-mixed": "fp16_mixed",
 }
 """Lightning's precision flags to the runner's names for them."""
+
+_LOGGED_INSTEAD = "loss, grad_norm, val_loss and test_loss are logged"
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,19 @@ class PipelineStrategy(pipeline.EngineStrategy):
                 self.lightning_module.log("grad_norm", self.last_step.grad_norm, batch_size=1)
         return result
 
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        """Leave a loader of the training that does not shuffle its order; Lightning's distributed sampler shuffles."""
+        sampler, model = getattr(dataloader, "sampler", None), self.lightning_module
+        if isinstance(sampler, DistributedSampler) and sampler.shuffle and model is not None:
+            own = [each for each in training_loaders(model) if getattr(each, "dataset", None) is sampler.dataset]
+            sampler.shuffle = not any(isinstance(each.sampler, SequentialSampler) for each in own)
+        return dataloader
+
     def _adapt(self, model: pl.LightningModule) -> None:
         raise_problems(_module_problems(model))
+        for note in not_called_notes(model, ("training_step", "validation_step", "test_step"), _LOGGED_INSTEAD):
+            rank_zero_info(note)
         num_stages = self.plan.schedule.stages
         loss: Any = getattr(model, "loss", None)
         if not callable(loss):

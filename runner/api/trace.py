@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 
 from runner.errors import Problem, RequestError
@@ -17,7 +18,7 @@ from runner.model.lightning_module import brings
 from runner.model.load import segments_of
 from runner.model.traced.operators import trace
 
-__all__ = ["traced_layers", "traced_step_layers"]
+__all__ = ["traced_layers", "traced_step_layers", "training_loaders"]
 
 _SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
 
@@ -78,6 +79,12 @@ def _example(model: pl.LightningModule, name: str) -> Any:
         raise RequestError([Problem(f"{name}.example_input_array", None, "must be set here", why, fix)])
     batch = _first_batch(model)
     return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def training_loaders(model: pl.LightningModule) -> list[Any]:
+    """The loaders of a fit as the user gives them, before Lightning puts its own samplers into them."""
+    with _random_state_kept():
+        return list(CombinedLoader(model.trainer.fit_loop._data_source.dataloader()).flattened)
 
 
 def _first_batch(model: pl.LightningModule) -> Any:

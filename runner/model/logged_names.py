@@ -13,14 +13,23 @@ from runner.model.lightning_module import brings
 __all__ = ["logged_names", "not_called_notes"]
 
 
-def not_called_notes(module: Any, methods: Sequence[str]) -> list[str]:
-    """A line for each of these steps of a module that logs figures and is not called: the engine runs the layers."""
+_ADVICE = "metrics.NAME=package.module:function is evaluated in every layout"
+_COMPUTED = ("val_loss", "test_loss")  # by the engine
+
+
+def not_called_notes(module: Any, methods: Sequence[str], advice: str = _ADVICE) -> list[str]:
+    """A line for each of these steps of a module that logs figures and is not called: the engine runs the layers.
+
+    Args:
+        module: the LightningModule.
+        methods: the names of its steps.
+        advice: what there is instead.
+    """
     notes = []
     for method in methods:
-        names = [name for name in logged_names(module, method) if name != "val_loss"]  # the engine computes this one
+        names = [name for name in logged_names(module, method) if name not in _COMPUTED]
         if names:
             said = "is not called here, so that nothing is logged as"
-            advice = "metrics.NAME=package.module:function is evaluated in every layout"
             notes.append(f"{type(module).__name__}.{method} {said} {', '.join(names)}; {advice}")
     return notes
 

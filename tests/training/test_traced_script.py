@@ -29,6 +29,7 @@ def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "traced_script.py"), str(tmp_path / "weights.pt")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("Ordinary.training_step is not called here, so that nothing is logged as own; loss, ") == 1
     model = Ordinary()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

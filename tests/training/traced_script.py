@@ -30,7 +30,9 @@ class Ordinary(pl.LightningModule):
         return nn.functional.cross_entropy(output, target)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return self.loss(self(batch[0]), batch[1])
+        loss = self.loss(self(batch[0]), batch[1])
+        self.log("own", loss)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -50,9 +52,7 @@ if __name__ == "__main__":
         "enable_checkpointing": False,
         "logger": False,
     }
-    trainer = pl.Trainer(
-        strategy=strategy, devices=2, accelerator="cpu", max_epochs=2, use_distributed_sampler=False, **off
-    )
+    trainer = pl.Trainer(strategy=strategy, devices=2, accelerator="cpu", max_epochs=2, **off)
     trainer.fit(Ordinary(), DataLoader(samples(), batch_size=8))
     weights = strategy.lightning_module_state_dict()
     if trainer.is_global_zero:
