@@ -32,6 +32,7 @@ __all__ = ["first_samples", "num_parts", "tried_of", "try_loss"]
 logger = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 32
+_PROBABILITY = 0.01  # how far the probabilities of a row may be from 1, in a format of eight bits, too
 _MOST_BYTES = 1 << 30  # of what the samples of a trial save
 
 
@@ -84,13 +85,30 @@ def _problems(config: RunConfig, profile: ModelProfile) -> Iterator[Problem]:
     for samples in first_samples(config, profile):
         model = load_model(config, cut=False)
         tried = tried_of(config, model)
-        if tried.is_shipped:
-            return  # loss=auto
+        if tried.is_shipped:  # loss=auto
+            yield from _guess_problems(config, samples[1])
+            return
         inputs, targets = (map_tensors(lambda tensor: tensor.to(device), part) for part in samples)
         count = len(flatten(inputs)[0][0])
         modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
         evaluate = _evaluation(config, model, modules, inputs, targets, count)
         yield from trial_problems(tried, evaluate, count, num_parts(config))
+
+
+def _guess_problems(config: RunConfig, targets: Any) -> Iterator[Problem]:
+    """A problem if a request names no loss, and its targets cannot be those of the one that is taken then."""
+    tensors = flatten(targets)[0]
+    if len(tensors) != 1 or not tensors[0].is_floating_point():
+        return
+    rows = tensors[0].double()
+    sums = rows.sum(dim=-1) if rows.dim() else rows
+    wrong = sums[((sums - 1).abs() > _PROBABILITY) | (rows.amin(dim=-1) < 0)]
+    if wrong.numel():
+        why = (
+            "Without a name it is cross_entropy, whose targets are ids or probabilities of classes. A row of these, "
+            f"which should sum to 1, sums to {wrong.flatten()[0].item():.4g} or has negative numbers"
+        )
+        yield Problem("loss", config.loss.name, "must be named for these targets", why, "loss=mse")
 
 
 def _evaluation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import loss_kinds
@@ -11,9 +12,11 @@ import pytest
 import torch
 from test_losses import Draw, base, request
 
+from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.engine.update.loss_scale import LossScale, LossScaling
 from runner.errors import RequestError
+from runner.profiling.model import profile_model
 from runner.profiling.try_loss import try_loss
 
 UNEVEN = Draw("token_mean", "uneven", 8, 2, 1, 1, seed=2)
@@ -128,3 +131,31 @@ def test_the_scale_is_one_of_the_mean() -> None:
     assert again.of_sum == 16.0
     again.load_state_dict({"value": 1024.0, "good_steps": 0})  # of a run before there were such weights
     assert again.of_sum == 16.0
+
+
+NUMBERS = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def build():
+    return nn.Sequential(nn.Linear(3, 2))
+
+def numbers():
+    x = torch.ones(16, 3)
+    return TensorDataset(x, x[:, :2] * 2)
+
+def probabilities():
+    x = torch.ones(16, 3)
+    return TensorDataset(x, x[:, :2] / 2)
+"""
+
+
+def test_a_loss_is_not_guessed_for_targets_that_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_numbers.py").write_text(NUMBERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["model.target=of_numbers:build", "data.batch_size=8"]
+    profile_model(resolve([*words, "data.target=of_numbers:probabilities"]))
+    profile_model(resolve([*words, "data.target=of_numbers:numbers", "loss=mse"]))
+    with pytest.raises(RequestError, match="loss = auto: must be named for these targets.* sums to 4 .*Try loss=mse"):
+        profile_model(resolve([*words, "data.target=of_numbers:numbers"]))
