@@ -69,7 +69,18 @@ def a_model_that_mixes_sequences(folder: Path) -> list[str]:
     return words("text.jsonl", folder, "model.kwargs.model_type=opt", "+model.kwargs.word_embed_proj_dim=128")
 
 
+def other_columns(folder: Path) -> list[str]:
+    return words("text.jsonl", folder, "data.kwargs.form=completion")
+
+
+def no_chat_template(folder: Path) -> list[str]:
+    Path("chats.jsonl").write_text('{"messages": []}\n')
+    return words("chats.jsonl", tokenizer_folder(Path("bare"), template=None), "data.kwargs.form=chat")
+
+
 SAID = [
+    (other_columns, "text.jsonl has no column prompt: its columns are text"),
+    (no_chat_template, "needs a tokenizer with a chat template"),
     (wrong_path, "nowhere.jsonl is not there"),
     (no_tokenizer, "has no tokenizer files"),
     (wrong_loss, "must be the loss that goes with data=text"),

@@ -48,12 +48,15 @@ def build(**kwargs: Any) -> tuple[Rows, Rows | None]:
 
 
 def spec(**kwargs: Any) -> tuple[Any, torch.Tensor]:
-    """The longest row, in shapes and types; the files and the tokenizer are looked for, and not read."""
+    """The longest row, in shapes and types; of the files and the tokenizer a row is read, and made into tokens."""
     request = TextRequest(**kwargs)
+    tokenizer_files(request.folder)
+    encode = encoder(request, load_tokenizer(request.folder))
     for path in (request.path, request.validation):
         if path is not None:
-            files_of(Path(path).expanduser())
-    tokenizer_files(request.folder)
+            first = next(read_rows(files_of(Path(path).expanduser()), request.columns), None)
+            if first is not None:
+                encode(first)
     row = torch.zeros(request.length, dtype=torch.long)
     packed = {"input_ids": row, "position_ids": torch.zeros(request.length, dtype=torch.long)}
     return packed if request.layout == "packed" else row, torch.zeros(request.length, dtype=torch.long)
