@@ -40,6 +40,7 @@ from runner.training.data.loading import (
     close_loader,
     few_samples_note,
     first_batch,
+    no_validation_note,
     resume_at,
     samples_of_step,
     samples_per_epoch,
@@ -97,8 +98,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
     config, strategy, module, loaders = parts.config, parts.strategy, parts.module, parts.loaders
-    if rank == 0 and (few := few_samples_note(loaders[0], config.data.batch_size)) is not None:
-        logger.warning("%s", few)
+    if rank == 0:
+        _tell_of_data(config, loaders)
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
     _show_history(module, before)
@@ -251,6 +252,13 @@ def _checkpoints(
         val_losses=lambda: module.val_losses,
         target=config.model.target,
     )
+
+
+def _tell_of_data(config: RunConfig, loaders: tuple[Any, Any | None]) -> None:
+    """Log in what the sets differ from what the request asks for."""
+    for note in (few_samples_note(loaders[0], config.data.batch_size), no_validation_note(loaders[1], config)):
+        if note is not None:
+            logger.warning("%s", note)
 
 
 def _validations(config: RunConfig, loader: DataLoader[Any] | None) -> Callable[[int], bool]:

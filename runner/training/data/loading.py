@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
+from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import Collate
 from runner.model.seeds import keep_generators, mix_seed, seed_generators
@@ -36,6 +37,7 @@ __all__ = [
     "StepSampler",
     "close_loader",
     "few_samples_note",
+    "no_validation_note",
     "first_batch",
     "make_loader",
     "resume_at",
@@ -295,6 +297,14 @@ def few_samples_note(loader: DataLoader[Any], batch_size: int) -> str | None:
     if samples is None or samples >= batch_size:
         return None
     return f"a step takes {samples} samples, because the training set has no more: data.batch_size is {batch_size}"
+
+
+def no_validation_note(loader: DataLoader[Any] | None, config: RunConfig) -> str | None:
+    """A line if validations are asked for and there is nothing to validate on, so that there are none."""
+    if loader is not None or config.trainer.val_every is None:
+        return None
+    asked = f"trainer.val_every={config.trainer.val_every}"
+    return f"{asked} is not read: {config.data.target} returns no validation set, or the model has no validation_step"
 
 
 def samples_of_step(loader: DataLoader[Any], batch_size: int, batch: int) -> int:
