@@ -219,10 +219,17 @@ def _filling(plan: RunPlan) -> list[str]:
 
 
 def _reserved(plan: RunPlan) -> list[str]:
-    reserved = plan.memory.reserved
-    return (
-        [] if reserved is None else [f"torch's allocator reserves {format_bytes(reserved)}, with what it cannot reuse"]
-    )
+    """What a device's allocator takes for the peak, and what follows where that is more than there is."""
+    reserved, limit = plan.memory.reserved, plan.limit_of(plan.fullest)
+    if reserved is None:
+        return []
+    line = f"torch's allocator reserves {format_bytes(reserved)}, with what it cannot reuse"
+    if reserved > limit:
+        line += (
+            f"; of {format_bytes(limit)} it gives back what is free and asks anew, which takes time and may fail: "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True lets it reuse more"
+        )
+    return [line]
 
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:
