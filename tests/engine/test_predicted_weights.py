@@ -234,6 +234,34 @@ def test_with_constant_gradients_momentum_predicts_exactly() -> None:
         optimizer.step()
 
 
+FITTING = [
+    (name, optimizer)
+    for name, kind in PREDICTIONS.items()
+    for optimizer, section in SECTIONS.items()
+    if kind.predict is not None and kind.problem_with(optimizer_of(section), section) is None
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), FITTING)
+def test_a_prediction_is_nearer_to_later_weights_than_those_of_now(name: str, optimizer: str) -> None:
+    """In the bowl of a quadratic, two steps ahead, while the weights are still on their way to the middle."""
+    weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    made = optimizer_of(SECTIONS[optimizer]).make(SECTIONS[optimizer], [weight])
+    forecast = Forecast(PREDICTIONS[name], made)
+    for _ in range(5):
+        _step_down(made, weight)
+    now, ahead = weight.detach().clone(), forecast.predict(weight, 2, newest=5, step=5).detach().clone()
+    assert torch.equal(forecast.predict(weight, 0, newest=5, step=5), weight)
+    for _ in range(2):
+        _step_down(made, weight)
+    assert torch.dist(ahead, weight.detach()) < 0.9 * torch.dist(now, weight.detach())
+
+
+def _step_down(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:
+    weight.grad = weight.detach() * torch.tensor([0.1, 0.2, 0.3])
+    optimizer.step()
+
+
 # PipeMare: late forwards without older weights, backwards that are corrected, rates that rise, a synchronous beginning
 
 

@@ -233,18 +233,18 @@ def _compressed(drawn: _Draw) -> None:
         drawn.words["compression.error_feedback"] = drawn.of(("true", "false"))
 
 
-def _option_of(group: str, *others: str) -> tuple[str, ...]:
+def option_of(group: str, *others: str) -> tuple[str, ...]:
     return tuple(sorted({path.stem for path in (_CONF / group).glob("*.yaml")} - {"none", "custom", *others}))
 
 
 def _precise(drawn: _Draw) -> None:
     if drawn.words.get("optimizer") == "kfac" and drawn.often(0.9):
         return
-    drawn.words["precision"] = drawn.of(_option_of("precision", "fp32", "fp64"))
+    drawn.words["precision"] = drawn.of(option_of("precision", "fp32", "fp64"))
 
 
 def _scheduled(drawn: _Draw) -> None:
-    drawn.words["lr_scheduler"] = drawn.of(_option_of("lr_scheduler", "constant"))
+    drawn.words["lr_scheduler"] = drawn.of(option_of("lr_scheduler", "constant"))
     drawn.words["lr_scheduler.warmup_steps"] = drawn.of((0, 2))
     drawn.words["lr_scheduler.min_lr"] = drawn.of((0.0, 0.0001))
 
@@ -266,15 +266,15 @@ def _shared(drawn: _Draw) -> None:
 
 
 def _cut(drawn: _Draw) -> None:
-    drawn.words["partition"] = drawn.of(_option_of("partition", "manual"))
+    drawn.words["partition"] = drawn.of(option_of("partition", "manual"))
 
 
 def _approximated(drawn: _Draw) -> None:
-    drawn.words["approximate_backward"] = drawn.of(_option_of("approximate_backward"))
+    drawn.words["approximate_backward"] = drawn.of(option_of("approximate_backward"))
 
 
 def _predicted(drawn: _Draw) -> None:
-    kind = PREDICTIONS[drawn.of(_option_of("weight_prediction"))]
+    kind = PREDICTIONS[drawn.of(option_of("weight_prediction"))]
     fitting = [name for name, each in OPTIMIZERS.items() if each.motion is not None and each.operator is None]
     drawn.words.setdefault("optimizer", drawn.of(fitting))
     drawn.words["weight_prediction"] = kind.name
