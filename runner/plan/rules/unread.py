@@ -144,7 +144,7 @@ UNREAD: tuple[Unread, ...] = (
         "model.pretrained=FOLDER",
     ),
     Unread(
-        ("sweep_without", "sweep_report", "sweep_retry", "sweep_on_failure", "plan_report"),
+        ("sweep_without", "sweep_most", "sweep_report", "sweep_retry", "sweep_on_failure", "plan_report"),
         lambda c, command: not command.endswith(" -m"),
         "It belongs to a sweep, and this command is about one run",
         "-m",
