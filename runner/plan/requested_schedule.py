@@ -118,26 +118,10 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
 
 def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.ScheduleRequest:
     asked = config.schedule
+    keys = {
+        each.name: getattr(asked, each.name) for each in fields(registry.ScheduleRequest) if hasattr(asked, each.name)
+    }
+    keys["opportunistic"] = asked.opportunistic or None
     return registry.ScheduleRequest(
-        ranks=config.parallelism.pipeline,
-        microbatches=asked.microbatches,
-        chunks=asked.chunks,
-        file=asked.file,
-        memory_limit=asked.memory_limit,
-        costs=costs_of(config) if costs is None else costs,
-        variant=asked.variant,
-        pipes=asked.pipes,
-        advance=asked.advance,
-        elasticity=asked.elasticity,
-        wave=asked.wave,
-        distance=asked.distance,
-        opportunistic=asked.opportunistic or None,
-        base=asked.base,
-        lr_rescheduling=asked.lr_rescheduling,
-        discrepancy_correction=asked.discrepancy_correction,
-        warmup_steps=asked.warmup_steps,
-        replicas=asked.replicas,
-        shares=asked.shares,
-        target=asked.target,
-        kwargs=asked.kwargs,
+        ranks=config.parallelism.pipeline, costs=costs_of(config) if costs is None else costs, **keys
     )
