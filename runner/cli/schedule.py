@@ -15,6 +15,7 @@ from runner.config.compose.resolve import expand
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
 from runner.plan.requested_schedule import costs_of, schedule_of
+from runner.schedule.checking.schedule import check, why_of
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
@@ -91,8 +92,9 @@ def _not_in_one_file(arguments: Arguments) -> Iterator[Problem]:
 
 
 def _drawn(config: RunConfig) -> _Drawn:
-    costs = costs_of(config)
-    step = realised(schedule_of(config), costs)
+    costs, made = costs_of(config), schedule_of(config)
+    raise_problems([Problem("schedule", made.name, defect, why_of(defect)) for defect in check(made)])
+    step = realised(made, costs)
     windows = config.schedule.steps or (_WINDOWS_DRAWN if step.is_asynchronous else 1)
     return _Drawn(step, repeat(step, windows), costs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from runner.cli.main import main
+from runner.errors import EXIT_WRONG_REQUEST
+from runner.schedule import build
 
 FOUR = ("parallelism.pipeline=4", "schedule.microbatches=8")
 
@@ -87,3 +90,16 @@ def test_a_grid_that_would_hide_actions_goes_on_below(capsys: pytest.CaptureFixt
     assert "from 37" in lines
     drawn = "".join(line.partition("|")[2] for line in lines if line.startswith("r0.0"))
     assert [drawn.count(digit) for digit in "0123456789"] == [2] * 6 + [1] * 4
+
+
+def test_an_order_of_the_catalogue_that_cannot_run_is_no_drawing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its author sees the cell that is wrong: a backward twice, and so another never."""
+    made = build("gpipe", ranks=2, microbatches=2)
+    again = replace(made, actions=(made.actions[0], (*made.actions[1][:-1], made.actions[1][-2])))
+    monkeypatch.setattr("runner.cli.schedule.schedule_of", lambda config: again)
+    assert (
+        main(["schedule", "schedule=gpipe", "parallelism.pipeline=2", "schedule.microbatches=2"]) == EXIT_WRONG_REQUEST
+    )
+    assert "schedule = gpipe: rank 1, cell 3 (1B" in capsys.readouterr().err
