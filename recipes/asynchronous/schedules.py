@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.schedule.catalogue.registry import build
 from runner.schedule.simulation.clock import Costs, simulate
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 
 __all__ = [
     "RATES",

@@ -25,7 +25,7 @@ from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Costs
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 from runner.schedule.stream import streams_of
 
 __all__ = ["SCHEDULES", "figures", "fewest_microbatches", "main", "measure"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runner.recipes.schedules.rows import Row
 from runner.schedule.catalogue.registry import SPECS
 from runner.schedule.simulation.clock import Costs, simulate
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 
 __all__ = ["COSTS", "Computed", "compute", "peak_of_formula"]
 

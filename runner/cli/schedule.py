@@ -18,7 +18,7 @@ from runner.plan.requested_schedule import costs_of, schedule_of
 from runner.schedule.checking.schedule import check, why_of
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 from runner.schedule.stream import repeat
 from runner.schedule.values import Schedule
 

@@ -16,9 +16,9 @@ from runner.plan.make import make_plan
 from runner.plan.search.choose import with_named_order
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
-from runner.schedule.search import search
+from runner.schedule.generators.search import search
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.values import Op, Schedule
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
@@ -86,7 +86,7 @@ def test_an_order_is_left_out_only_where_it_would_not_be_taken(seed: int, monkey
 
 
 def test_a_search_that_is_too_much_work_takes_a_published_order_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.schedule.search._WORK", 0)
+    monkeypatch.setattr("runner.schedule.generators.search._WORK", 0)
     auto = planned("auto")
     assert auto.schedule.name != "auto"
     assert auto.advice[0].endswith("further orders from list scheduling were left out, which would take long")

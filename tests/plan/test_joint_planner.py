@@ -20,8 +20,8 @@ from runner.plan.planners.stages import Setting, StageTable
 from runner.plan.planners.values import Division, HostUpdate, Kept, Line, Order, PlanningProblem, problem_from_json
 from runner.plan.time.network import one_link
 from runner.plan.values import Link
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SPECS
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.simulation.batched import BatchedCosts, compiled, held_at_once
 from runner.schedule.simulation.clock import StageCosts, simulate

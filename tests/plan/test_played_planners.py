@@ -16,8 +16,8 @@ from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.chimera import on_the_path
 from runner.plan.planners.published.chimera import plan as chimera
 from runner.plan.planners.values import Line, Order, PlanningProblem
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SPECS, build
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 
 

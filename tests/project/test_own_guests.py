@@ -24,7 +24,7 @@ from runner.config.compose.resolve import resolve
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
-from runner.schedule.catalogue.kinds import ScheduleRequest
+from runner.schedule.kinds import ScheduleRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 

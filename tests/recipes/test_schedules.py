@@ -21,7 +21,7 @@ from runner.recipes.schedules.rows import ROWS, Row
 from runner.recipes.schedules.tables import markdown, replace_block, to_csv
 from runner.schedule.catalogue.registry import SPECS, build
 from runner.schedule.simulation.clock import Costs, simulate
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 
 
 @pytest.mark.costly

@@ -23,7 +23,7 @@ from runner.schedule import (
     problems_of,
     simulate,
 )
-from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
+from runner.schedule.kinds import Formulas, ScheduleSpec
 from runner.schedule.render import to_text
 
 GRIDS = {

@@ -12,7 +12,7 @@ from runner.schedule.catalogue.registry import NAMES, SPECS, build, problems_of
 from runner.schedule.liveness import most_at_once, weight_lifetimes
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Jitter, Simulation, StageCosts, simulate
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 from runner.schedule.stream import versions_held
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule, parse_action
 

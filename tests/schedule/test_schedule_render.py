@@ -20,7 +20,7 @@ from runner.schedule.render import (
     to_trace,
 )
 from runner.schedule.render.catalogue import catalogue_json, catalogue_text
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 from runner.schedule.stream import repeat
 
 SVG = "{http://www.w3.org/2000/svg}"

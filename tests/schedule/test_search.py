@@ -12,11 +12,11 @@ from statistics import median
 import pytest
 
 from runner.schedule import build
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.checking.schedule import check
 from runner.schedule.generators.list_orders import list_orders, shortest_order
-from runner.schedule.search import Choice, search
+from runner.schedule.generators.search import Choice, search
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.simulation.bounds import lower_bound
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Op, Schedule

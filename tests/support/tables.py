@@ -14,10 +14,10 @@ from runner.config.compose.groups import groups, options, shipped_conf
 from runner.config.rules.sections import KNOWN_NAMES
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.planners.published.registry import KINDS
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.catalogue.registry import ALIASES, SPECS, build
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.simulation.clock import Costs, simulate
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SCHEDULES, PLANNING = ROOT / "README.md", ROOT / "docs" / "schedules.md", ROOT / "docs" / "planning.md"

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 from runner.plan.planners.values import Order
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SPECS
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.simulation.batched import (
     BatchedCosts,

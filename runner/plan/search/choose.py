@@ -13,10 +13,10 @@ from runner.plan.activations import reads_budget
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.progress import now
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.catalogue.registry import SEARCHED, SPECS
+from runner.schedule.generators.search import FOUND, Choice, Rated, search
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.lowering.fuse import fuse_backwards
-from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts, simulate
 from runner.schedule.values import Schedule
 

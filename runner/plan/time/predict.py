@@ -17,7 +17,7 @@ from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.cores import span_on_cores
 from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.simulation.steady import period
+from runner.schedule.steady import period
 from runner.schedule.values import COMPUTE, Op, Program, Schedule
 from runner.schedule.walk import in_order
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import Problem, RequestError
-from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import check, why_of
 from runner.schedule.generators.one_directional.from_file import schedule_of_rows
+from runner.schedule.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 from runner.targets import call_named, import_named
 

@@ -12,8 +12,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.schedule import generators
-from runner.schedule.catalogue.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.catalogue.own import own_spec
+from runner.schedule.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.forms import ANY_CHUNKS
-from runner.schedule.search import search
+from runner.schedule.generators.search import search
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Schedule
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Formulas, Legal
+from runner.schedule.kinds import Formulas, Legal
 
 __all__ = [
     "ANY_CHUNKS",

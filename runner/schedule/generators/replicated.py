@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.generators.layout import backward, forward
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["KEYS", "replicas_in", "replicas_of", "replicated", "replicated_problems", "warm_ups"]

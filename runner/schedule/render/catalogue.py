@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
 from runner.schedule.catalogue.registry import ALIASES, SPECS
+from runner.schedule.kinds import Formulas, ScheduleSpec
 
 __all__ = ["catalogue_json", "catalogue_text"]
 

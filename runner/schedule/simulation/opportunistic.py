@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.generators.list_scheduling import Clock, list_schedule
 from runner.schedule.liveness import change_in_flight
 from runner.schedule.simulation.clock import Costs, Jitter, StageCosts
+from runner.schedule.simulation.list_scheduling import Clock, list_schedule
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
 __all__ = ["awaits_gradient", "hurried", "realised", "take_forward"]

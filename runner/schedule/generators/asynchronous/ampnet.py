@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.asynchronous.streamed import newest_lags, streamed
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "ampnet"]

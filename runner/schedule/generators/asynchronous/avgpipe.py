@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import of_pipelines
 from runner.schedule.generators.layout import backward, forward, looping
-from runner.schedule.generators.list_scheduling import Clock, list_schedule
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.simulation.list_scheduling import Clock, list_schedule
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["DEFAULT_PIPES", "FORMS", "SPEC", "avgpipe"]

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.asynchronous.streamed import streamed
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "hetpipe"]

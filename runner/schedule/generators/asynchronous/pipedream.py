@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.asynchronous.streamed import newest_lags, streamed, streamed_problems
 from runner.schedule.generators.replicated import KEYS, replicas_in
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPECS", "pipedream", "pipedream_vsync"]

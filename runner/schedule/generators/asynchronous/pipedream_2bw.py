@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.asynchronous.streamed import streamed, streamed_problems
 from runner.schedule.generators.replicated import KEYS, replicas_in
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "pipedream_2bw"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.asynchronous.ampnet import ampnet
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "spectrain"]

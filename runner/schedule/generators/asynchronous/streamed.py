@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
 from runner.schedule.generators.replicated import replicated, replicated_problems, warm_ups
+from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.values import Schedule
 
 __all__ = ["newest_lags", "streamed", "streamed_problems"]

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "wpipe"]

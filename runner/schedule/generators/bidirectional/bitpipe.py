@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import nearer_pipe, of_pipelines
 from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way
 from runner.schedule.generators.layout import backward, forward, zigzag
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPEC", "bitpipe"]

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import of_pipelines
 from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way
 from runner.schedule.generators.layout import backward, forward
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPEC", "chimera", "chimera_in_pairs", "chimera_placement"]

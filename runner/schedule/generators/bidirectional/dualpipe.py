@@ -6,11 +6,11 @@ of one overlap with the compute of the other; here they come one after the other
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import nearer_pipe, of_pipelines
 from runner.schedule.generators.forms import EVEN_RANKS, two_way
 from runner.schedule.generators.one_directional.dualpipe_v import fill_dual_row
 from runner.schedule.generators.one_directional.v_row import VRow
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "dualpipe"]

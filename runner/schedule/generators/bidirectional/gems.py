@@ -7,10 +7,10 @@ alive.
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import of_pipelines
 from runner.schedule.generators.forms import two_way
 from runner.schedule.generators.layout import backward, forward
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "gems"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.lending import Loan, with_loans
 from runner.schedule.values import Schedule
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import forward, input_gradient, of_one_pipeline, zigzag
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPECS", "v_half", "v_min"]

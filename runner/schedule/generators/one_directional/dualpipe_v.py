@@ -7,10 +7,10 @@ come one after the other.
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import of_one_pipeline, zigzag
 from runner.schedule.generators.one_directional.v_row import VRow
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["SPEC", "dualpipe_v", "fill_dual_row"]

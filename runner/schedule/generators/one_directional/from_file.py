@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.errors import Problem, RequestError, did_you_mean
-from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import cell, check, why_of
+from runner.schedule.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
 
 __all__ = ["SPEC", "read_schedule", "schedule_of_rows"]

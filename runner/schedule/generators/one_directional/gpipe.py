@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.naive import naive
 from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "gpipe"]
@@ -25,7 +25,7 @@ def gpipe(
 
     Args:
         ranks, microbatches: D and T.
-        replicas, shares: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
+        replicas, shares: see :class:`~runner.schedule.kinds.ScheduleRequest`.
     """
     if replicas is not None and max(replicas) > 1:
         return replicated("gpipe", replicas, microbatches, lambda forwards, backwards, _: [*forwards, *backwards])

@@ -6,11 +6,11 @@ first and take twice as long as forwards. With this rule no rank keeps more than
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import EVEN_CHUNKS
 from runner.schedule.generators.layout import backward, forward, of_one_pipeline, zigzag
-from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.simulation.clock import Costs
+from runner.schedule.simulation.list_scheduling import Clock, list_schedule
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPEC", "hanayo"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.forms import ANY_CHUNKS, looped
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPECS", "group_size", "interleaved_1f1b", "looped_bfs"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.kinds import Formulas, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "naive"]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPECS", "in_turn", "one_f_one_b", "one_f_one_b_eager"]
@@ -30,7 +30,7 @@ def one_f_one_b(
 
     Args:
         ranks, microbatches: D and T.
-        replicas, shares: see :class:`~runner.schedule.catalogue.kinds.ScheduleRequest`.
+        replicas, shares: see :class:`~runner.schedule.kinds.ScheduleRequest`.
     """
     if replicas is not None and max(replicas) > 1:
         return replicated("1f1b", replicas, microbatches, in_turn)

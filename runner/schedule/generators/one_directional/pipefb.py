@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, of_one_pipeline
-from runner.schedule.generators.list_scheduling import list_schedule
 from runner.schedule.generators.one_directional.varuna import just_in_time
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.simulation.clock import Costs
+from runner.schedule.simulation.list_scheduling import list_schedule
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPEC", "pipefb"]

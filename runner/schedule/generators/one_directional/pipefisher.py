@@ -10,11 +10,11 @@ Information Matrices", 2023.
 from __future__ import annotations
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.fills import Filling, FillKind, Shown
 from runner.schedule.generators.fill_bubbles import fill_bubbles
 from runner.schedule.generators.one_directional.gpipe import gpipe
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import Schedule
 

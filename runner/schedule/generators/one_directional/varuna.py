@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import Problem
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
-from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs
+from runner.schedule.simulation.list_scheduling import Clock, list_schedule
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPEC", "just_in_time", "varuna"]

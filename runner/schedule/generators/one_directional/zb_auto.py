@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.layout import of_one_pipeline
 from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.generators.one_directional.zero_bubble import zb_h1, zb_h2
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Schedule
 

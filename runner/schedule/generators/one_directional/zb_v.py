@@ -5,10 +5,10 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024; the order is that of 
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import of_one_pipeline, zigzag
 from runner.schedule.generators.one_directional.v_row import VRow
+from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPEC", "zb_v"]

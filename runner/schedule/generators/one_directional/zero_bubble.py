@@ -6,7 +6,6 @@ it computes the input gradients, for which others wait, first.
 
 from __future__ import annotations
 
-from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.forms import zero_bubble
 from runner.schedule.generators.layout import (
     forward,
@@ -15,6 +14,7 @@ from runner.schedule.generators.layout import (
     of_one_pipeline,
     weight_gradient,
 )
+from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPECS", "zb_h1", "zb_h2"]

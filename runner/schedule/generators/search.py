@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.list_orders import num_rules, shortest_order
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.bounds import lower_bound
 from runner.schedule.simulation.clock import StageCosts, peak_activations, simulate
 from runner.schedule.values import Op, Schedule
