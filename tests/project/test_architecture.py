@@ -73,6 +73,22 @@ MAY_IMPORT = {
 # What functions of a room may import besides, when they are called: an optimizer's maker, and names of types.
 WHEN_CALLED = {"optim.catalogue": {"optim", "engine", "profiling"}}
 
+# Shelves of a room, its folders and files, that import each other in a circle. It should be empty; none may be added.
+IN_CIRCLES = {
+    "engine": (
+        "actions context engine executor failure headers measure open_window options run_windows step_ends stream "
+        "update weights works",
+    ),
+    "launch": ("attach run slurm", "hydra sweep", "local rank"),
+    "model": (
+        "adapter compiled embeddings freeze kernels layers lightning_module load logged_names pretrained sharded "
+        "traced",
+    ),
+    "optim": ("catalogue kinds",),
+    "plan": ("budgets choices cores draft memory reductions stages time values weights",),
+    "strategy": ("held_bytes pipeline zero",),
+}
+
 # Parts of rooms that count as rooms of their own, because other rooms stand on them alone.
 PARTS = {
     "memory.solve": ("runner.memory.solve",),
@@ -182,6 +198,51 @@ def test_imports_go_one_way() -> None:
             if module.split(".")[0] == "runner" and other not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} must not import {module}")
     assert wrong == []
+
+
+def shelf_of(module: str) -> tuple[str, str] | None:
+    """A room and a folder or file in it: ``plan``, ``search`` for ``runner.plan.search.choose``."""
+    parts = module.split(".")
+    return (parts[1], parts[2]) if len(parts) > 2 and parts[0] == "runner" else None
+
+
+def lines_for_types(path: Path) -> set[int]:
+    """Lines of imports that are never run."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    blocks = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {inner.lineno for block in blocks for inner in ast.walk(block) if isinstance(inner, ast.stmt)}
+
+
+def reached(start: str, needs: dict[str, set[str]]) -> set[str]:
+    """All that a shelf needs, itself if it stands in a circle."""
+    found, left = set[str](), [start]
+    while left:
+        new = needs.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def circles() -> dict[str, tuple[str, ...]]:
+    """For each room, the groups of shelves of which each needs all others, also by imports in functions."""
+    needs: dict[str, dict[str, set[str]]] = {}
+    for path in sources("runner"):
+        own, for_types = shelf_of(name_of(path)), lines_for_types(path)
+        for line, module in imports(path):
+            other = shelf_of(module)
+            if own and other and own[0] == other[0] and own != other and line not in for_types:
+                needs.setdefault(own[0], {}).setdefault(own[1], set()).add(other[1])
+    found = {}
+    for room, graph in needs.items():
+        all_of = {shelf: reached(shelf, graph) for shelf in graph}
+        groups = {" ".join(sorted(b for b in all_of[a] if a in all_of.get(b, ()))) for a in graph if a in all_of[a]}
+        found[room] = tuple(sorted(groups))
+    return {room: groups for room, groups in found.items() if groups}
+
+
+def test_shelves_of_a_room_import_each_other_one_way() -> None:
+    """Who takes one out of a circle shortens the list above."""
+    assert circles() == IN_CIRCLES
 
 
 def test_rooms_know_nothing_of_what_is_not_theirs() -> None:

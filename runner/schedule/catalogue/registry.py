@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.schedule import generators
 from runner.schedule.catalogue.own import own_spec
+from runner.schedule.generators.auto import auto_spec
 from runner.schedule.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -38,18 +39,24 @@ def _found() -> list[ScheduleSpec]:
     for module in pkgutil.walk_packages(generators.__path__, f"{generators.__name__}."):
         found = import_module(module.name)
         entries += [*getattr(found, "SPECS", ()), *([found.SPEC] if hasattr(found, "SPEC") else [])]
-    return sorted(entries, key=lambda entry: (entry.position, entry.name))
+    return entries
 
 
-SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in _found()})
-"""The entries of all schedules of this version by name, in the order of lists."""
+def _place(entry: ScheduleSpec) -> tuple[int, str]:
+    return entry.position, entry.name
+
+
+_GENERATED = sorted(_found(), key=_place)
 
 SEARCHED: tuple[ScheduleSpec, ...] = tuple(
-    spec
-    for spec in SPECS.values()
-    if spec.searched and not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
+    spec for spec in _GENERATED if spec.searched and not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
 )
 """The published orders among which ``auto`` chooses."""
+
+SPECS: Mapping[str, ScheduleSpec] = MappingProxyType(
+    {spec.name: spec for spec in sorted([*_GENERATED, auto_spec(SEARCHED)], key=_place)}
+)
+"""The entries of all schedules of this version by name, in the order of lists."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 """Other names of schedules: alias -> name."""
