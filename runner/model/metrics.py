@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
+from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, RunnerError
 from runner.model.targets import explained
 from runner.targets import import_target
 
-__all__ = ["Metric", "load_metrics"]
+__all__ = ["Metric", "load_metrics", "metric_problems"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ def load_metrics(targets: Mapping[str, str]) -> tuple[Metric, ...]:
         RequestError: a function cannot be imported.
     """
     return tuple(Metric(name, target, import_target(f"metrics.{name}", target)) for name, target in targets.items())
+
+
+def metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
+    """A problem if there are metrics and nothing to measure."""
+    if config.metrics and not has_validation:
+        why = f"{config.data.target} returns no validation set, at whose end they would be evaluated"
+        yield Problem("metrics", ",".join(config.metrics), "need a validation set", why)
 
 
 def _number(value: Any) -> float | None:

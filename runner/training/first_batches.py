@@ -16,13 +16,14 @@ from torch.utils.data import IterableDataset
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.data import Collate, checked_batch, is_promised, load_datasets
+from runner.model.metrics import metric_problems
 from runner.model.seeds import seeded
 from runner.model.targets import explained
 from runner.plan.layout.batches import largest_microbatch
 from runner.profiling.meet import Batch
 from runner.profiling.model import telling_model_problems
 
-__all__ = ["FirstBatches", "first_batches", "metric_problems"]
+__all__ = ["FirstBatches", "first_batches"]
 
 _MOST_SAMPLES = 64
 
@@ -62,13 +63,6 @@ def first_batches(config: RunConfig) -> FirstBatches:
                 return FirstBatches(training, None)
             collate, named = datasets.validation_collate, "samples for validation"
             return FirstBatches(training, _first_batch(config, datasets.validation, collate, count, named))
-
-
-def metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
-    """A problem if there are metrics and nothing to measure."""
-    if config.metrics and not has_validation:
-        why = f"{config.data.target} returns no validation set, at whose end they would be evaluated"
-        yield Problem("metrics", ",".join(config.metrics), "need a validation set", why)
 
 
 def _monitor_problems(config: RunConfig, *, validates: bool) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from runner.model.lightning_module import own_output
 from runner.model.load import LoadedModel, load_model
 from runner.model.logged_names import not_called_notes
 from runner.model.loss_trial import Tried
-from runner.model.metrics import load_metrics
+from runner.model.metrics import load_metrics, metric_problems
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.seeds import seeded
 from runner.model.targets import import_users_code
@@ -40,7 +40,6 @@ from runner.training.agreed_plan import require_same_plan
 from runner.training.data.agreement import require_same_samples
 from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
-from runner.training.first_batches import metric_problems
 from runner.training.lightning_module import trainable, validates
 from runner.training.scaling import loss_scaling
 

@@ -282,3 +282,15 @@ def test_the_lower_rooms_start_without_torch(room: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+@pytest.mark.costly
+def test_a_rank_measures_no_model_and_searches_no_layout() -> None:
+    """What the command has found out before comes in files."""
+    code = "import sys, runner.training.run\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert [
+        name for name in done.stdout.split() if name.startswith(("runner.profiling.model", "runner.plan.planners"))
+    ] == []
