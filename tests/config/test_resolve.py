@@ -151,6 +151,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("+data.batchsize=8", "data.batchsize = 8: there is no such key. Try data.batch_size=8."),
         ("++trainer.max_step=8", "trainer.max_step = 8: there is no such key. Try trainer.max_steps=8."),
         ("microbatches=4", "microbatches = 4: there is no such key. Try schedule.microbatches=4."),
+        ("checkpoint.resume=auto", "checkpoint.resume = auto: there is no such key. Try resume=auto."),
         ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
         ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has name, stage, bucket_elements, config."),

@@ -99,7 +99,8 @@ def _nearest_path(path: str) -> str | None:
     section, _, last = path.rpartition(".")
     known = key_paths()
     same_leaf = [each for each in known if each.rpartition(".")[2] == last]
-    if len(same_leaf) == 1 and not _is_text(type_at(same_leaf[0])):
+    is_of_no_section = section != "" and same_leaf == [last]  # checkpoint.resume is meant as resume
+    if len(same_leaf) == 1 and (is_of_no_section or not _is_text(type_at(same_leaf[0]))):
         return same_leaf[0]  # a text fits everywhere: config=FILE is not meant as zero.config
     if any(each.rpartition(".")[0] == section for each in known):
         return None  # the section is right, so a similar section name would not help
