@@ -453,7 +453,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     def held_bytes(self) -> dict[str, int]:
         """Bytes of weights, gradients and optimizer states on this rank: see :func:`held_bytes`."""
         assert self.engine is not None
-        return held_bytes(self.engine, self.optimizers[0], None)
+        return held_bytes(self.engine, self.optimizers[0])
 
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         """Bytes that this rank sent to other holders of its stages in a mean step, by kind.

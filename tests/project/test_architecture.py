@@ -86,7 +86,6 @@ IN_CIRCLES = {
     ),
     "optim": ("catalogue kinds",),
     "plan": ("budgets choices cores draft memory reductions stages time values weights",),
-    "strategy": ("held_bytes pipeline zero",),
 }
 
 # Parts of rooms that count as rooms of their own, because other rooms stand on them alone.

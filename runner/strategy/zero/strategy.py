@@ -27,10 +27,10 @@ from runner.model.tags import ParameterTag
 from runner.model.ties import Tie, crossing_ties
 from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.settings import settings_of
-from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.whole_tensors import cut
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
+from runner.strategy.zero.held import held_by_deepspeed
 from runner.strategy.zero.host_moves import measure_moves
 from runner.strategy.zero.stage import STAGE_3, DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.zero.state import gathered_weights, load_states, whole_states
@@ -152,8 +152,10 @@ class ZeroEngineStrategy(EngineStrategy):
 
     @override
     def held_bytes(self) -> dict[str, int]:
+        if self.sharding is None:
+            return super().held_bytes()
         assert self.engine is not None
-        return held_bytes(self.engine, self.optimizers[0], self.sharding)
+        return held_by_deepspeed(self.engine, self.optimizers[0], self.sharding)
 
     # Checkpoints have the same form as without ZeRO
 
