@@ -53,9 +53,8 @@ def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
     title = "\n".join(textwrap.wrap(f"{len(rows)} plans of {' '.join(common)}", width, break_on_hyphens=False))
     columns = ("layout", "step", "tokens/s" if in_tokens else "samples/s", "peak", "fits")
     cells = [(name, *_cells(row, in_tokens=in_tokens)) for name, row in named]
-    return "\n".join(
-        [title, table_text("", columns, cells, width, left=1), *_found(named, width), *_refusals(dict(named), width)]
-    )
+    below = (*_disturbed(named, width), *_found(named, width), *_refusals(dict(named), width))
+    return "\n".join([title, table_text("", columns, cells, width, left=1), *below])
 
 
 def _order(row: SweepRow) -> tuple[bool, bool, float]:
@@ -72,6 +71,15 @@ def _cells(row: SweepRow, *, in_tokens: bool) -> tuple[str, ...]:
     rate = plan.work.tokens_per_second(seconds) if in_tokens else plan.work.samples_per_second(seconds)
     shown = format_rate(rate) if rate else _UNKNOWN
     return format_seconds(seconds), shown, format_bytes(max(plan.peak_memory_bytes)), "yes" if plan.fits else "no"
+
+
+def _disturbed(named: Sequence[tuple[str, SweepRow]], width: int) -> Iterator[str]:
+    """Yield which steps were measured while other work took turns, as they compare badly with the others."""
+    for name, row in named:
+        if row.plan is not None and row.plan.time.source == "measured" and row.plan.profile.is_disturbed:
+            share = f"other work took {row.plan.profile.busy_share:.0%} of a core while its layers were measured"
+            text = f"{name}: {share}, so that its step may be shorter"
+            yield textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _found(named: Sequence[tuple[str, SweepRow]], width: int) -> Iterator[str]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from test_core_notes import profile
+from test_make import planned
 
+from runner.plan.render_sweep import SweepRow, sweep_text
 from runner.plan.uncertainty import expected_seconds
 
 
@@ -26,3 +28,12 @@ def test_a_cpu_may_take_longer_for_each_action() -> None:
     measured = replace(profile(), seconds_source="measured", spread=0.0, busy_share=0.0)
     low, high = expected_seconds(1.1, measured, 0.1, actions=20, accelerated=False)
     assert (low, high) == pytest.approx((1.0, 1.21 + 20 * 5e-3))
+
+
+def test_a_table_of_plans_names_steps_that_were_disturbed() -> None:
+    quiet = planned()
+    disturbed = replace(quiet, profile=replace(quiet.profile, busy_share=0.5))
+    rows = [SweepRow(["a=1", "b=2"], quiet), SweepRow(["a=1", "b=3"], disturbed)]
+    shown = sweep_text(rows, 120).splitlines()[-1]
+    assert shown.startswith("b=3: other work took 50% of a core while its layers were measured")
+    assert "other work" not in sweep_text([rows[0]], 120)
