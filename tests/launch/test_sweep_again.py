@@ -77,6 +77,15 @@ def test_jobs_of_two_starts_tell_the_overrides_in_which_these_differ(tmp_path: P
     }
 
 
+def test_a_later_start_says_what_it_has_that_earlier_ones_had_not(caplog: pytest.LogCaptureFixture) -> None:
+    before, _ = Ledger().entered([("a", ["seed=1"])], ["model=mlp"])
+    after, found = before.entered([("b", ["seed=1"])], ["model=mlp", "trainer.max_steps=3"])
+    with caplog.at_level("INFO"):
+        sweeps._tell_others(before, after, found)
+    start = "1 of 1 jobs are new beside the 1 of earlier starts"
+    assert caplog.messages == [f"{start}, which had no trainer.max_steps=3; these have trainer.max_steps=3"]
+
+
 def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text('{"jobs": [{"number": 0, "key": "a", "overrides": ["seed=1"]}]}')
     ledger, _ = Ledger.load(tmp_path).entered([("b", ["seed=1"])], ["trainer.max_steps=20"])

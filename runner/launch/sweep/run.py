@@ -141,8 +141,9 @@ def _tell_others(before: Ledger, after: Ledger, jobs: Sequence[Job]) -> None:
     )
     if here or there:
         logger.info(
-            "%d of %d jobs are new beside the %d of earlier starts: with %s, those with %s",
-            *(len(new), len(jobs), len(before.jobs), " ".join(here) or "fewer overrides", " ".join(there) or "fewer"),
+            "%d of %d jobs are new beside the %d of earlier starts, which had %s; these have %s",
+            *(len(new), len(jobs), len(before.jobs), " ".join(there) or f"no {' '.join(here)}"),
+            " ".join(here) or f"no {' '.join(there)}",
         )
 
 
