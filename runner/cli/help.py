@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from runner import __version__
 from runner.cli import screen
 from runner.cli.arguments import Command, Flag
 from runner.cli.commands import COMMANDS
-from runner.config.compose.field_comments import field_comments
 from runner.config.compose.groups import config_roots, first_comment, groups, options
-from runner.config.schema import RunConfig
+from runner.config.compose.keys import keys_of, sections
 
 __all__ = ["command_help", "group_help", "overview", "topics"]
 
@@ -70,7 +67,7 @@ def command_help(command: Command, working_directory: Path) -> str:
 
 def topics() -> set[str]:
     """The groups and sections that :func:`group_help` tells of."""
-    return {*groups(), *(item.name for item in fields(RunConfig) if _section(item) is not None)}
+    return {*groups(), *sections()}
 
 
 def group_help(name: str, working_directory: Path) -> str:
@@ -115,32 +112,5 @@ def _groups(command: Command, working_directory: Path) -> Iterator[str]:
 
 def _keys(sections: Sequence[str] | None) -> Iterator[str]:
     """A line for each key of these sections; None: of all."""
-    for item in fields(RunConfig):
-        section = _section(item)
-        if sections is not None and item.name not in sections:
-            continue
-        if section is None:
-            yield _key(item.name, item, RunConfig.__name__)
-            continue
-        for inner in fields(section):
-            if inner.name not in ("name", "goes_with"):
-                yield _key(f"{item.name}.{inner.name}", inner, section.__name__)
-
-
-def _section(item: Field[Any]) -> Any:
-    factory = item.default_factory
-    return factory if factory is not MISSING and is_dataclass(factory) else None
-
-
-def _key(path: str, item: Field[Any], section: str) -> str:
-    default = item.default_factory() if item.default_factory is not MISSING else item.default
-    shown = f"{path}={_shown(default)}"
-    comment = field_comments().get((section, item.name))
-    about = comment.about if comment is not None else ""
-    return _entry(shown, about or item.metadata.get("about", ""), 40)
-
-
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value).replace(" ", "")
+    for key in keys_of(sections):
+        yield _entry(f"{key.path}={key.default}", key.about, 40)

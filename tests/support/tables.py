@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from runner.config.compose.groups import groups, options, shipped_conf
-from runner.config.rules.sections import KNOWN_NAMES
+from runner.config.compose.keys import keys_of, sections
+from runner.config.rules.sections import CONFIG_TABLES, KNOWN_NAMES
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.planners.published.registry import KINDS
 from runner.schedule.catalogue.registry import ALIASES, SPECS, build
@@ -21,11 +23,30 @@ from runner.schedule.steady import period
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SCHEDULES, PLANNING = ROOT / "README.md", ROOT / "docs" / "schedules.md", ROOT / "docs" / "planning.md"
-PAGES = {README: ("Policies",), SCHEDULES: ("Schedules", "Optimizers"), PLANNING: ("Published planners",)}
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+KEYS: dict[str, tuple[str, ...]] = {f"Keys of {each}": (each,) for each in sections() if list(keys_of((each,)))}
+KEYS |= {"Keys of a run": tuple(each.path for each in keys_of(None) if "." not in each.path)}
+"""Headings, and the sections whose keys stand below them."""
+PAGES = {
+    README: ("Policies",),
+    SCHEDULES: ("Schedules", "Optimizers"),
+    PLANNING: ("Published planners",),
+    CONFIGURATION: tuple(KEYS),
+}
 """The documents with tables, and the headings above these."""
 RANKS, MICROBATCHES = 4, 16
 _GROUP = re.compile(r"  - (\w+): (\w+)$")
 _COST = "    # "
+_ONE_OF = "must be one of "
+_TYPES = {
+    "bool": "true, false",
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "list": "list",
+    "dict": "names with values",
+    "Any": "any",
+}
 
 
 def policies() -> list[list[str]]:
@@ -96,11 +117,28 @@ def planners() -> list[list[str]]:
     return [[f"`{name}`", kind.chooses, kind.by, kind.lacks] for name, kind in KINDS.items()]
 
 
-TABLES = {
+def keys(names: Sequence[str]) -> list[list[str]]:
+    """A row per key of some sections: its default, its values, and what it means."""
+    return [
+        [f"`{key.path}`", f"`{key.default}`", _values(key.path, key.kind), key.about.replace("<", "&lt;")]
+        for key in keys_of(names)
+    ]
+
+
+def _values(path: str, kind: str) -> str:
+    """The names among which a rule lets choose, else the type."""
+    said = [rule.rule for table in CONFIG_TABLES for rule in table.rules if rule.path == path]
+    known = next((each.removeprefix(_ONE_OF) for each in said if each.startswith(_ONE_OF)), "")
+    parts = [_TYPES.get(part.partition("[")[0], part) for part in kind.split(" | ") if part != "None"]
+    return (known or " or ".join(dict.fromkeys(parts))) + (", null" if kind.endswith("| None") else "")
+
+
+TABLES: dict[str, tuple[Sequence[str], Callable[[], list[list[str]]]]] = {
     "Policies": (("group", "options", "what it costs"), policies),
     "Schedules": (("`schedule=`", "idle", "kept", "what it does, and its price"), schedules),
     "Published planners": (("planner", "chooses", "by", "its model lacks"), planners),
     "Optimizers": (("`optimizer=`", "what it does", "values per parameter", "remarks"), optimizers),
+    **{heading: (("key", "default", "values", "means"), partial(keys, names)) for heading, names in KEYS.items()},
 }
 """Headings with the header and the rows of the table below."""
 

@@ -1,18 +1,17 @@
-"""Writes all rules as text, as JSON, and as the tables of docs/configuration.md and docs/zero.md.
+"""Writes all rules as text and as JSON, and those of ZeRO as the table of docs/zero.md.
 
-``python -m runner.plan.rules.document --write`` renews the tables in the docs of the working directory.
+``python -m runner.plan.rules.document --write`` renews the table in the docs of the working directory.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from runner.config.rules.sections import CONFIG_TABLES
-from runner.config.rules.table import OWN, Rule, Table, worded
+from runner.config.rules.table import Rule, Table, worded
 from runner.config.rules.zero_table import ZERO
 from runner.plan.rules.tables import ORDER_TABLES, PLACE_TABLES, SCHEDULE
 
@@ -66,26 +65,7 @@ def _zero_table() -> str:
     return "\n".join([*lines, *rows])
 
 
-def _other_tables() -> str:
-    """All tables except ZeRO's, each under its title; keys with the same texts share a row."""
-    lines = ["| keys | rule | why |", "|---|---|---|"]
-    for table in all_tables():
-        if table is not ZERO:
-            lines += [f"| **{table.title}** | | |", *_shared_rows(table.rules)]
-    return "\n".join(lines)
-
-
-def _shared_rows(rules: Iterable[Rule[Any]]) -> Iterator[str]:
-    keys: dict[tuple[str, str], list[str]] = {}
-    for rule in rules:
-        source = "" if rule.source == OWN or rule.source in rule.why else f" ({rule.source})"
-        found = keys.setdefault((_words(rule.rule), _words(rule.why) + source), [])
-        found += [] if rule.path in found else [rule.path]
-    for (rule_words, why), paths in keys.items():
-        yield f"| {', '.join(f'`{path}`' for path in paths)} | {rule_words} | {why} |"
-
-
-DOCUMENTS = {"docs/configuration.md": _other_tables, "docs/zero.md": _zero_table}
+DOCUMENTS = {"docs/zero.md": _zero_table}
 """Each document with a table of rules, and the function that makes the table."""
 
 
