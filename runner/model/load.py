@@ -32,12 +32,14 @@ from runner.model.lightning_module import (
     loss_of_step,
     traces_its_step,
 )
+from runner.model.modes import in_training
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.seeds import seeded_with
 from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, cuts_before, good_cuts
+from runner.model.traced.kept import kept_or_traced
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
 from runner.optim.catalogue.registry import optimizer_of
@@ -285,8 +287,11 @@ def trace_layers(
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
     raise_problems(_untraceable_slices(config))
-    programs = trace(model, _traced_inputs([model], config), config.model.target)
-    return _segments(model, programs, config, division, kernels)
+    inputs = _traced_inputs([model], config)
+    divided = division is not None and division.divides
+    form = (division.group.degree, division.logits, division.sequence) if division is not None and divided else None
+    programs = kept_or_traced(form, division, lambda: trace(model, inputs, config.model.target))
+    return _segments(in_training(model), programs, config, division, kernels)  # which a kept trace has not seen
 
 
 def _segments(

@@ -32,7 +32,7 @@ from runner.profiling.form import digest_of_sources, form_of
 from runner.record import write_atomically
 from runner.targets import with_environment
 
-__all__ = ["cached_profile"]
+__all__ = ["cached_profile", "known_profile"]
 
 
 def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
@@ -40,6 +40,25 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
 
     One whose seconds were measured while others used the processor is measured again when they do not.
     """
+    path, known = _kept(config)
+    if known is not None:
+        return known
+    profile = make(config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, profile.to_json())
+    except OSError:
+        pass
+    return profile
+
+
+def known_profile(config: RunConfig) -> ModelProfile | None:
+    """The profile of a request from the cache; None if it is to be made."""
+    return _kept(config)[1]
+
+
+def _kept(config: RunConfig) -> tuple[Path, ModelProfile | None]:
+    """Where the profile of a request is kept, and the profile if it is there and may be used."""
     import_users_code(config)  # so that its sources are part of the key
     optimizer_of(config.optimizer)
     form = form_of(config)
@@ -48,14 +67,8 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
         with suppress(OSError, ValueError, TypeError, KeyError):
             known = profile_from_json(path.read_text(encoding="utf-8"))
             if not (known.is_disturbed and busy_share() <= NOTICEABLE_SHARE):
-                return known
-    profile = make(config)  # outside of the block, so that its errors are not told as errors about a missing file
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, profile.to_json())
-    except OSError:
-        pass
-    return profile
+                return path, known
+    return path, None
 
 
 def _folder() -> Path:

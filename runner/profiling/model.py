@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -65,23 +65,47 @@ from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import try_loss
 from runner.profiling.try_optimizer import try_optimizer, try_own_optimizer
 
-__all__ = ["checked_loss", "dtype_of", "faked", "profile_layers", "profile_model", "telling_model_problems", "trace_of"]
+__all__ = [
+    "FakedProfiler",
+    "checked_loss",
+    "dtype_of",
+    "example_microbatch",
+    "faked",
+    "faked_profile",
+    "profile_layers",
+    "profile_model",
+    "samples_of",
+    "telling_model_problems",
+    "trace_of",
+]
 
 logger = logging.getLogger(__name__)
 
 
-def profile_model(config: RunConfig) -> ModelProfile:
+FakedProfiler: TypeAlias = Callable[[RunConfig, Any, Any], ModelProfile]
+"""Profiles the model of a request on fake tensors for a micro-batch: its inputs and targets."""
+
+
+def profile_model(config: RunConfig, on_fake_tensors: FakedProfiler | None = None) -> ModelProfile:
     """Profile the model of a request for its largest micro-batch.
 
     Seconds are measured if this machine is the one planned for and the model is small enough to run here. Otherwise
     they are estimated from FLOPs and ``hardware``.
+
+    Args:
+        config: the request.
+        on_fake_tensors: profiles bytes and FLOPs; None: :func:`faked_profile` in a process of its own.
 
     Raises:
         RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
     with telling_model_problems(config):
         try_optimizer(config)
-        return cached_profile(config, _profile_model)
+        return cached_profile(config, partial(_profile_model, on_fake_tensors or _apart))
+
+
+def _apart(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+    return apart(faked_profile, config, inputs, targets)
 
 
 @contextmanager
@@ -94,17 +118,16 @@ def telling_model_problems(config: RunConfig) -> Iterator[None]:
         raise RequestError([*error.problems, *further]) from error
 
 
-def _profile_model(config: RunConfig) -> ModelProfile:
+def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelProfile:
     if config.hardware.name == "auto" and not device_is_here(config):
         why = "It is this machine, which has no GPU to measure and to ask for its memory"
         rule = "must name the machine that the ranks run on"
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
     import_fake_tensors()
     raise_problems(pattern_problems(config))
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
-    inputs, targets = example_batch(config.data, samples, config.seed)
+    inputs, targets = example_microbatch(config)
     try:
-        profile = apart(_on_fake_tensors, config, inputs, targets)
+        profile = on_fake_tensors(config, inputs, targets)
     except ApartError as error:  # a user's code may do anything that fake tensors cannot
         profile, inputs, targets = _on_largest_samples(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", str(error))
@@ -115,7 +138,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     states, master = _state_ratios(config, dtype_of(config.precision.name))
     profile = replace(
         profile,
-        samples=samples,
+        samples=samples_of(config),
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
         optimizer_constant_bytes=_table_bytes(config, profile),
@@ -125,6 +148,16 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         with refusing(config):
             return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
+
+
+def samples_of(config: RunConfig) -> int:
+    """The samples of the largest micro-batch of a request."""
+    return largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
+
+
+def example_microbatch(config: RunConfig) -> tuple[Any, Any]:
+    """The inputs and targets of a micro-batch for which a request is profiled."""
+    return example_batch(config.data, samples_of(config), config.seed)
 
 
 def _compression_figures(config: RunConfig, profile: ModelProfile) -> dict[str, Any]:
@@ -239,7 +272,7 @@ def _observed_own_ratio(config: RunConfig, *, fake: bool = True) -> float | None
 
 @contextmanager
 def faked(
-    config: RunConfig, inputs: Any, targets: Any, *, by_values: bool = True
+    config: RunConfig, inputs: Any, targets: Any, *, by_values: bool = True, mode: Any = None
 ) -> Iterator[tuple[LoadedModel, Any, Any]]:
     """The model and a micro-batch without memory, computed as on the device that is planned for.
 
@@ -247,11 +280,14 @@ def faked(
         config: the request.
         inputs, targets: a real micro-batch.
         by_values: whether sizes may depend on values of tensors, for which torch imports a whole compiler.
+        mode: the mode of fake tensors; None: one of its own.
     """
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
-    with fake_tensors(_shapes(by_values)), RealSizes(), dropout:
+    with mode or fake_tensors(_shapes(by_values)), dropout:
         faked_inputs, faked_targets = (map_tensors(_empty_like, each) for each in (inputs, targets))
-        yield load_part(config, faked_inputs, faked_targets), faked_inputs, faked_targets
+        model = load_part(config, faked_inputs, faked_targets)
+        with RealSizes():  # a trace, which load_part may make, has no sizes
+            yield model, faked_inputs, faked_targets
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
@@ -267,17 +303,28 @@ def _shapes(by_values: bool) -> Any:
     return ShapeEnv()
 
 
-def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None) -> ModelProfile:
+    """The bytes and FLOPs of a request's model, on fake tensors.
+
+    Args:
+        config: the request.
+        inputs, targets: a real micro-batch.
+        mode: the mode of fake tensors, without sizes that depend on values; None: one of its own.
+
+    Raises:
+        RequestError: the model refuses the batch, or cannot be trained as it is asked for.
+        Exception: the model's code cannot run on fake tensors.
+    """
     try:
-        return _faked_profile(config, inputs, targets, by_values=False)
+        return _faked_profile(config, inputs, targets, by_values=False, mode=mode)
     except RequestError:
         raise
     except Exception:  # most models do without, and are then profiled a second sooner
         return _faked_profile(config, inputs, targets, by_values=True)
 
 
-def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool) -> ModelProfile:
-    with faked(config, inputs, targets, by_values=by_values) as (model, fake_inputs, fake_targets):
+def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool, mode: Any = None) -> ModelProfile:
+    with faked(config, inputs, targets, by_values=by_values, mode=mode) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
         profile = profile_layers(

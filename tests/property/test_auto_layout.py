@@ -53,7 +53,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("runner.profiling.model.cached_profile", known)
-    monkeypatch.setattr("runner.profiling.model.apart", lambda function, *given: function(*given))
+    for module in ("model", "together"):
+        monkeypatch.setattr(f"runner.profiling.{module}.apart", lambda function, *given: function(*given))
     return tmp_path
 
 

@@ -146,8 +146,8 @@ def asked_problem(
     """
     from runner.launch.run.machines import this_machine
     from runner.plan.draft import Machine
-    from runner.plan.planners.problem import alone, planning_problem
-    from runner.profiling.model import profile_model
+    from runner.plan.planners.problem import alone, expected_profiles, planning_problem
+    from runner.profiling.together import ProfilesTogether
 
     config, layers = resolve_with_layers(words)
     config = with_measured_link(config)
@@ -165,7 +165,8 @@ def asked_problem(
     here = this_machine(config)
     machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
     progress("profiling the model ...")
-    problem, sizes = planning_problem(config, profile_model, machine, given, divides=divides)
+    profile_of = ProfilesTogether(expected_profiles(config, given, divides=divides))
+    problem, sizes = planning_problem(config, profile_of, machine, given, divides=divides)
     return config, problem, LayoutJudge(words, config, sizes, machine)
 
 

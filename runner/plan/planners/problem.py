@@ -26,7 +26,7 @@ from runner.plan.time.zero import host_update_seconds_per_byte
 from runner.profile import ModelProfile
 from runner.schedule.catalogue.registry import ALIASES, SEARCHED, SPECS
 
-__all__ = ["ProfiledSizes", "alone", "interpolated", "planning_problem"]
+__all__ = ["ProfiledSizes", "alone", "expected_profiles", "interpolated", "planning_problem"]
 
 ProfiledSizes: TypeAlias = Mapping[int, Sequence[ModelProfile]]
 """Profiles of one or two micro-batch sizes, by the number of ranks that divide layers."""
@@ -204,6 +204,29 @@ def _fixed(config: RunConfig, given: Collection[str]) -> dict[str, object]:
     return found
 
 
+def expected_profiles(config: RunConfig, given: Collection[str], *, divides: bool = True) -> list[RunConfig]:
+    """The requests of which :func:`planning_problem` will ask for profiles, with the same arguments."""
+    few, many = _sizes(config)
+    sizes = [few, many if config.hardware.name == "auto" else 1]
+    degrees = _degrees(config, config.parallelism.ranks or 1, given)
+    profiled = degrees if divides or "parallelism.tensor" in given else degrees[:1]
+    return [_cut(config, tensor, samples, given) for tensor in profiled for samples in dict.fromkeys(sizes)]
+
+
+def _sizes(config: RunConfig) -> list[int]:
+    """The samples of micro-batches at which seconds are looked at."""
+    batch = config.data.batch_size
+    return [max(1, batch // _FEW), max(1, batch // _MANY)]
+
+
+def _cut(config: RunConfig, tensor: int, samples: int, given: Collection[str]) -> RunConfig:
+    """The request of one rank, of which a model that lists no layers is traced and cut, if a pipeline may have it."""
+    made = alone(config, tensor, samples)
+    if not ("parallelism.pipeline" in given and config.parallelism.pipeline == 1):
+        made.parallelism.pipeline = 2
+    return made
+
+
 def _degrees(config: RunConfig, ranks: int, given: Collection[str]) -> list[int]:
     """The numbers of ranks that may divide layers: one, and the number that is asked for or all others."""
     if "parallelism.tensor" in given:
@@ -253,19 +276,16 @@ def _division(
     left_out: dict[str, list[str]],
 ) -> tuple[Division, list[ModelProfile]]:
     """The layers for one number of ranks; why no pipeline can have them is added to ``left_out``."""
-    batch = config.data.batch_size
-    sizes = [max(1, batch // _FEW), max(1, batch // _MANY)]
+    sizes = _sizes(config)
 
     def profiled(samples: int) -> ModelProfile:
-        one = alone(config, tensor, samples)
-        if "parallelism.pipeline" in given and config.parallelism.pipeline == 1:
-            return profile_of(one)
-        cut = copy.deepcopy(one)
-        cut.parallelism.pipeline = 2  # a model that lists no layers is traced and cut for it, else it is one layer
+        cut = _cut(config, tensor, samples, given)
         try:
             return profile_of(cut)
         except RequestError as error:  # no pipeline can have it; one rank may
-            whole = profile_of(one)
+            if cut.parallelism.pipeline == 1:
+                raise
+            whole = profile_of(alone(config, tensor, samples))
             if len(whole.layers) == 1:
                 _leave_out(left_out, "pipelines", error)
             return whole
