@@ -171,6 +171,10 @@ def _memory_needs(
     data = config.parallelism.data
     kind = optimizer_of(config.optimizer)
     temporaries, lingering = kind.temporaries_of(config.optimizer, weight_widths(config)[1]), kind.lingering
+    at_once = kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0
+    if (own := profile.own_update) is not None:
+        temporaries, lingering = own.temporaries, own.lingering
+        at_once = own.at_once * weight_widths(config)[1] / weight_widths(config)[0]
     if schedule.own_weights:
         # The copies of a weight are updated one after the other: one's last temporary is there when the next are made.
         temporaries, lingering = max(temporaries + bool(temporaries), _AVERAGING), 0
@@ -181,7 +185,7 @@ def _memory_needs(
         lingering=lingering,
         whole_temporaries=kind.halves(weight_widths(config)[1]) if kind.whole_matrices else 0,
         norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
-        at_once=kind.at_once(data) / weight_widths(config)[0] if kind.at_once is not None else 0.0,
+        at_once=at_once,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
         states_over=data if by_itself else None,
         averages=averages_per_gradient_byte(config),

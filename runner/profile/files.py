@@ -17,7 +17,7 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import ChangedState, MemoryTrace, ModelProfile, OddWeight, Rehearsal, SharedWeight
+from runner.profile.model import ChangedState, MemoryTrace, ModelProfile, OddWeight, OwnUpdate, Rehearsal, SharedWeight
 
 __all__ = ["PROFILE_FILE", "profile_from_json"]
 
@@ -31,6 +31,8 @@ def profile_from_json(text: str) -> ModelProfile:
     shared = tuple(map(_shared, document.pop("shared", ())))
     trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
+    own_update = document.pop("own_update", None)
+    document["own_update"] = OwnUpdate(**own_update) if own_update is not None else None
     document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
     document["odd_weights"] = tuple(OddWeight(**each) for each in document.pop("odd_weights", ()))
     for names in ("changed_buffers", "shared_buffers", "whole_weights", "whole_tokens", "own_kernels"):

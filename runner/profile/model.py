@@ -122,6 +122,21 @@ class ChangedState:
     trained: bool
 
 
+@dataclass(frozen=True)
+class OwnUpdate:
+    """What updates of an optimizer of the user's make and drop.
+
+    Args:
+        temporaries: tensors of the size of a weight.
+        lingering: how many of them are dropped only when the next weight's are made.
+        at_once: further bytes for each byte of all weights of a rank.
+    """
+
+    temporaries: int
+    lingering: int
+    at_once: float
+
+
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
@@ -141,6 +156,7 @@ class ModelProfile:
             step with masters makes gradients of the masters' size and drops them.
         shared: weights of several layers; a rank holds one copy for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
+        own_update: what updates of an optimizer make and drop that does not describe itself; None: its kind says it.
         trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
@@ -188,6 +204,7 @@ class ModelProfile:
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0
+    own_update: OwnUpdate | None = None
     trace: MemoryTrace | None = None
     sample_shapes: tuple[tuple[int, ...], ...] = ()
     compression_seconds_per_byte: float = 0.0

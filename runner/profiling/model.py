@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -40,12 +40,13 @@ from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import compression_of, optimizer_of
-from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
+from runner.optim.kinds.build import over_other_parameters, state_bytes_per_gradient_byte
+from runner.optim.kinds.observed import observed_state_bytes, observed_state_ratio, observed_update
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
 from runner.plan.time.estimate import with_estimated_seconds
-from runner.profile import MemoryTrace, ModelProfile, SharedWeight
+from runner.profile import MemoryTrace, ModelProfile, OwnUpdate, SharedWeight
 from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
 from runner.profiling.changed_states import ChangedStates
@@ -135,9 +136,11 @@ def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelPr
     try_loss(config, profile)
     if not any(row.gradient_bytes for row in profile.layers):
         raise RequestError([_nothing_trained(config, profile)])
-    states, master = _state_ratios(config, dtype_of(config.precision.name))
+    own = _observed_own(config) if config.optimizer.name == "auto" else None
+    states, master = _state_ratios(config, dtype_of(config.precision.name), own[0] if own else None)
     profile = replace(
         profile,
+        own_update=own[1] if own else _own_update(config),
         samples=samples_of(config),
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
@@ -204,12 +207,15 @@ def _table_bytes(config: RunConfig, profile: ModelProfile) -> int:
     return kind.constant_bytes if any(prod(shape) >= kind.table_elements for shape in shapes) else 0
 
 
-def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes per byte of gradient: first of optimizer states, masters and averaged weights, then of masters alone."""
+def _state_ratios(config: RunConfig, dtype: torch.dtype, own: float | None = None) -> tuple[float, float]:
+    """Bytes per byte of gradient: first of optimizer states, masters and averaged weights, then of masters alone.
+
+    Args:
+        own: bytes of the states of a module's own optimizer; None: the request's is used.
+    """
     wide = torch.float32.itemsize / dtype.itemsize
     master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
     average = wide if config.trainer.ema_decay is not None else 0.0
-    own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
     states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
     return states + average, master
 
@@ -227,6 +233,8 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Size]
     masters = PRECISIONS[config.precision.name].master_weights
     copies = wide * (masters + (config.trainer.ema_decay is not None))
     of_axes, own = kind.values_by_axes, kind.state_bytes
+    if kind.values is None and config.optimizer.target is not None and own is None:
+        return _observing(config, wide * (config.trainer.ema_decay is not None), masters, dtype)
     if of_axes is not None:
         width = wide if masters else dtype.itemsize
         return lambda shape: math.ceil((of_axes(len(shape)) * width + copies) * shape.numel())
@@ -237,23 +245,53 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Size]
     return lambda shape: own(shape.numel()) + math.ceil((copies + errors) * shape.numel())
 
 
+def _observing(config: RunConfig, averaged: int, masters: bool, dtype: torch.dtype) -> Callable[[torch.Size], int]:
+    """The bytes of states, masters and averaged weights of a parameter, for an optimizer of a user's function."""
+    make = partial(optimizer_of(config.optimizer).make, config.optimizer)
+    updated, copies = torch.float32 if masters else dtype, averaged + torch.float32.itemsize * masters
+
+    @cache
+    def states(shape: torch.Size) -> int:
+        try:
+            found = observed_state_bytes(make, shape, updated)
+        except Exception:  # it asks for values
+            found = math.ceil(observed_state_ratio(make) * updated.itemsize * shape.numel())
+        return found + copies * shape.numel()
+
+    return states
+
+
 def _fill_profiler(config: RunConfig) -> FillProfiler | None:
     make = optimizer_of(config.optimizer).profiler
     return None if make is None else make()
 
 
-def _own_state_ratio(config: RunConfig) -> float | None:
-    """The ratio for the optimizer of a LightningModule's ``configure_optimizers``; None if unknown or absent."""
+def _own_update(config: RunConfig) -> OwnUpdate | None:
+    """What updates of the request's optimizer make and drop; None: its kind says it, or it is not known."""
+    kind = optimizer_of(config.optimizer)
+    if kind.values is not None or config.optimizer.target is None or kind.at_once is not None:
+        return None
+    try:
+        return observed_update(partial(kind.make, config.optimizer))
+    except RequestError:
+        raise
+    except Exception as error:  # it may want other weights; the ranks tell
+        logger.info("what an update makes and drops is assumed to be as much as AdamW's: %s", error)
+        return None
+
+
+def _observed_own(config: RunConfig) -> tuple[float, OwnUpdate] | None:
+    """What the optimizer of a LightningModule's ``configure_optimizers`` needs; None if unknown or absent."""
     try:
         with suppress(EndedError):
-            return apart(_observed_own_ratio, config)
-        return apart(_observed_own_ratio, config, fake=False)
+            return apart(_observed_of_module, config)
+        return apart(_observed_of_module, config, fake=False)
     except ApartError as error:
         logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
         return None
 
 
-def _observed_own_ratio(config: RunConfig, *, fake: bool = True) -> float | None:
+def _observed_of_module(config: RunConfig, *, fake: bool = True) -> tuple[float, OwnUpdate] | None:
     with fake_tensors() if fake else nullcontext():
         try:
             module = load_model(config, cut=False).module
@@ -267,7 +305,7 @@ def _observed_own_ratio(config: RunConfig, *, fake: bool = True) -> float | None
         (optimizer,) = optimizers_in(made)
     make = partial(over_other_parameters, optimizer)
     try_own_optimizer(config, make, "model.target", f"{config.model.target} ({type(optimizer).__name__})")
-    return observed_state_ratio(make)
+    return observed_state_ratio(make), observed_update(make)
 
 
 @contextmanager

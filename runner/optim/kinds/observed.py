@@ -1,0 +1,71 @@
+"""What an optimizer needs that does not describe itself, seen in steps on small tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.model.fake import fake_tensors
+from runner.model.live_tracker import LiveTracker
+from runner.profile import OwnUpdate
+
+__all__ = ["observed_state_bytes", "observed_state_ratio", "observed_update"]
+
+_SHAPE = 128, 128
+_STEPS = 2  # the first makes the states
+_SLACK = 1 / 16  # of a tensor, which scalars, rows and columns are
+
+
+def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
+    """Bytes of optimizer state for each byte of gradient, observed in a step of ``make([a small tensor])``."""
+    return _state_bytes(make, torch.zeros(64, 64)) / (64 * 64 * torch.float32.itemsize)
+
+
+def observed_state_bytes(make: Callable[[list[Tensor]], Optimizer], shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes of the state of a tensor of this shape, observed in a step on one without memory.
+
+    Raises:
+        Exception: the optimizer asks for values of tensors.
+    """
+    with fake_tensors():
+        return _state_bytes(make, torch.empty(shape, dtype=dtype))
+
+
+def _state_bytes(make: Callable[[list[Tensor]], Optimizer], tensor: Tensor) -> int:
+    parameter = torch.nn.Parameter(tensor)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    return sum(each.nbytes for each in optimizer.state[parameter].values() if isinstance(each, Tensor) and each.dim())
+
+
+def observed_update(make: Callable[[list[Tensor]], Optimizer]) -> OwnUpdate:
+    """What updates make and drop, observed with one, two and three tensors of one size."""
+    one, two, three = (_made_and_dropped(make, count) for count in (1, 2, 3))
+    at_once = max(0.0, three - two)
+    at_once = at_once if at_once > _SLACK else 0.0
+    return OwnUpdate(
+        temporaries=math.ceil(max(0.0, one - at_once) - _SLACK),
+        lingering=math.ceil(max(0.0, two - one - at_once) - _SLACK),
+        at_once=at_once,
+    )
+
+
+def _made_and_dropped(make: Callable[[list[Tensor]], Optimizer], count: int) -> float:
+    """The most bytes that a step on so many tensors has beside what it keeps, in tensors."""
+    generator = torch.Generator().manual_seed(0)
+    weights: list[Tensor] = [torch.nn.Parameter(torch.randn(_SHAPE, generator=generator)) for _ in range(count)]
+    optimizer, most = make(weights), 0
+    with LiveTracker() as tracker:
+        for _ in range(_STEPS):
+            for weight in weights:
+                weight.grad = torch.randn(_SHAPE, generator=generator)
+            before = tracker.live
+            tracker.reset_peak()
+            optimizer.step()
+            most = max(most, tracker.peak - max(before, tracker.live))
+    return most / weights[0].nbytes
