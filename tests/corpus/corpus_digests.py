@@ -103,6 +103,9 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
+_AND = " and "  # between versions that give the same
+
+
 def version() -> str:
     """The version of torch by which digests are kept."""
     return ".".join(torch.__version__.split(".")[:2])
@@ -117,20 +120,33 @@ def processor() -> str:
 
 
 def kept() -> dict[str, Any]:
-    """The file: by version of torch, the processor, the reason of the last writing, and the entries by name."""
+    """The file: by versions of torch, the processor, the reason of the last writing, and the entries by name."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def _ours(file: Mapping[str, Any]) -> Any:
+    """The part of this version of torch, or None."""
+    return next((part for versions, part in file.items() if version() in versions.split(_AND)), None)
 
 
 def entries() -> dict[str, Entry]:
     """The kept entries by name, of this version of torch if there are any."""
     file = kept()
-    found: dict[str, Entry] = file.get(version(), next(iter(file.values()), {"entries": {}}))["entries"]
+    found: dict[str, Entry] = (_ours(file) or next(iter(file.values()), {"entries": {}}))["entries"]
     return found
 
 
 def write(made: Mapping[str, Entry], reason: str) -> None:
-    """Keep these entries for this version of torch, one line each."""
-    file = kept() | {version(): {"processor": processor(), "reason": reason, "entries": dict(made)}}
+    """Keep these entries for this version of torch, one line each; versions with the same entries share them."""
+    file: dict[str, Any] = {}
+    for versions, part in kept().items():
+        others = [each for each in versions.split(_AND) if each != version()]
+        if others and part["entries"] == made:
+            others.append(version())
+        if others:
+            file[_AND.join(others)] = part
+    if _ours(file) is None:
+        file[version()] = {"processor": processor(), "reason": reason, "entries": dict(made)}
     parts = []
     for torch_version, part in file.items():
         lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(each)}" for name, each in part["entries"].items())
@@ -146,7 +162,7 @@ def changes(chosen: Iterable[str]) -> Iterator[str]:
     tensor has part in is compared: schedules, programs and refusals.
     """
     file = kept()
-    ours = file.get(version())
+    ours = _ours(file)
     part = ours or next(iter(file.values()))
     for name in chosen:
         now, before = entry(name), part["entries"].get(name)

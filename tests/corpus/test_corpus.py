@@ -21,7 +21,7 @@ def test_some_requests_give_what_is_kept(kind: str) -> None:
 
 def _told(monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], now: dict[str, Any], *, here: bool = True) -> str:
     part = {"processor": processor() if here else "another", "entries": {"plan 0": {"words": "w", **before}}}
-    monkeypatch.setattr(corpus_digests, "kept", lambda: {version(): part})
+    monkeypatch.setattr(corpus_digests, "kept", lambda: {f"{version()} and 9.9": part})
     monkeypatch.setattr(corpus_digests, "entry", lambda name: {"words": "w", **now})
     return "".join(changes(["plan 0"]))
 
