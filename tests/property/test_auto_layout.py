@@ -199,6 +199,7 @@ def test_five_lines_and_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]
         (("parallelism.search=long",), "parallelism.search = long: must be one of quick, normal, thorough"),
         (("schedule=pipedream",), "schedule = pipedream: must be a flushed order of its own with parallelism=auto"),
         (("parallelism.pipeline=3",), "parallelism = auto: has no layout that keeps what was named"),
+        (("launcher.nodes=2",), "launcher.nodes = 2: belongs to launcher=slurm"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(

@@ -159,13 +159,16 @@ def asked_problem(
             *_order_problems(config, given),
             *_search_problems(config, typed),
             *rules(without_search(alone(config))),
+            *_launcher_problems(config),
         ]
     )
     config.parallelism.ranks = ranks_to_share(config)
     here = this_machine(config)
     machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
-    progress("profiling the model ...")
-    profile_of = ProfilesTogether(expected_profiles(config, given, divides=divides))
+    expected = expected_profiles(config, given, divides=divides)
+    parts = [str(each) for each in dict.fromkeys(each.parallelism.tensor for each in expected) if each > 1]
+    progress(f"profiling the model{', whole and divided by ' + ', '.join(parts) if parts else ''} ...")
+    profile_of = ProfilesTogether(expected)
     problem, sizes = planning_problem(config, profile_of, machine, given, divides=divides)
     return config, problem, LayoutJudge(words, config, sizes, machine)
 
@@ -302,6 +305,15 @@ def _search_problems(config: RunConfig, typed: Mapping[str, bool]) -> list[Probl
     both = sorted(freed_keys(config.parallelism.free) & named)
     why = "The command line sets it, and what is named there is kept"
     return [Problem("parallelism.free", key, "must not be set beside it", why, f"without {key}") for key in both]
+
+
+def _launcher_problems(config: RunConfig) -> list[Problem]:
+    """What rules say of how so many ranks are started, which one alone is not."""
+    from runner.plan.planners.problem import alone
+
+    made = without_search(alone(config))
+    made.launcher, made.parallelism.data = config.launcher, ranks_to_share(config)
+    return [each for each in rules(made) if each.path.startswith("launcher.")]
 
 
 def remedies(found: FoundLayout) -> list[tuple[str, int]]:
