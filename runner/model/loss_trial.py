@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.config.schema import RunConfig
 from runner.errors import Problem, RunnerError
+from runner.model.load import LoadedModel
 from runner.model.loss_value import Evaluate, Value
 from runner.model.seeds import seeded_with
 
-__all__ = ["Tried", "trial_problems"]
+__all__ = ["Tried", "num_parts", "trial_problems", "tried_of"]
 
 _VALUE, _GRADIENT = 3e-6, 1e-5  # relative, of fp32
 _NOISE = 16.0  # times the difference that another order of the samples makes
@@ -54,6 +56,27 @@ class Tried:
 
     def problem(self, rule: str, why: str, fix: str = "") -> Problem:
         return Problem(self.path, self.target, rule, why, fix)
+
+
+def tried_of(config: RunConfig, model: LoadedModel) -> Tried:
+    """How problems name the loss of a model."""
+    if model.step is not None:
+        kind = type(model.module).__name__
+        returns = f'return {{"loss": loss, "weight": count}} from {kind}.training_step'
+        rule = "must return a mean over samples, or beside it the weight that it is over"
+        return Tried(None, "model.target", f"{config.model.target} ({kind}.training_step)", returns, rule)
+    if model.module is not None and callable(getattr(model.module, "loss", None)):
+        kind = type(model.module).__name__
+        return Tried(
+            model.loss, "model.target", f"{config.model.target} ({kind}.loss)", f"return (sum, weight) from {kind}.loss"
+        )
+    return Tried(model.loss, "loss.target", config.loss.target)
+
+
+def num_parts(config: RunConfig) -> int:
+    """The number of micro-batches of a step over all replicas, none of which is empty."""
+    parts = config.schedule.computed_microbatches * config.parallelism.data
+    return min(parts, config.data.batch_size)
 
 
 def trial_problems(tried: Tried, evaluate: Evaluate, samples: int, parts: int) -> list[Problem]:

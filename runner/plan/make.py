@@ -18,7 +18,6 @@ from runner.memory.solve.values import StageProgram
 from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cautions import Caution, approximations
 from runner.plan.cores import core_note
-from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.devices import emulation_notes, with_speeds
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.host_notes import host_notes, idle_offload_notes
@@ -38,7 +37,7 @@ from runner.plan.search.choose import choose, with_named_order
 from runner.plan.search.improve import Improvement, best_override
 from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
-from runner.plan.stages.cut import Stages, cut
+from runner.plan.stages.cut import Stages
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.network import slowest
 from runner.plan.time.predict import Swap, predict_time, ring_all_reduce_seconds, stage_costs
@@ -47,7 +46,7 @@ from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.uncertainty import expected_seconds, least_gain
-from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
+from runner.plan.values import Link, RunPlan, TimePrediction
 from runner.plan.varying_sizes import varying_size_notes
 from runner.profile import ModelProfile, Rehearsal
 from runner.schedule.lowering.program import lower
@@ -67,7 +66,6 @@ def make_plan(
     profile: ModelProfile,
     *,
     schedule: Schedule | None = None,
-    stage_seconds: StageSeconds | None = None,
     link: Link | None = None,
     local_ranks: int | None = None,
     device_memory_bytes: int | None = None,
@@ -83,8 +81,7 @@ def make_plan(
     Args:
         config: the request.
         profile: the profile of its model for any micro-batch size; it is converted to the step's largest micro-batch.
-        schedule: the schedule that an earlier plan of this request chose, if the choice is left to the plan.
-        stage_seconds: measured durations of this plan's stages; they are used instead of those of the profile.
+        schedule: a schedule to plan instead of the one that the request asks for, or leaves to the plan.
         link: the measured link; default: that of ``config.hardware``.
         local_ranks: number of ranks that share this machine's memory; default: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
@@ -105,7 +102,7 @@ def make_plan(
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes, cores, memory_bytes)
         others = _Others(suggest=suggest, compare=compare)
-        return _make(config, profile, machine, schedule, stage_seconds, profile_of, rehearse, others)
+        return _make(config, profile, machine, schedule, profile_of, rehearse, others)
 
 
 class _Others(NamedTuple):
@@ -132,15 +129,14 @@ def _make(
     profile: ModelProfile,
     machine: Machine,
     chosen: Schedule | None,
-    stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
     rehearse: Rehearse | None,
     others: _Others,
 ) -> RunPlan:
     _refuse(config, profile)
-    plan = _planned(config, profile, machine, chosen, stage_seconds)
+    plan = _planned(config, profile, machine, chosen)
     if rehearse is not None:
-        plan = _rehearsed(plan, config, rehearse, lambda known: _planned(config, known, machine, chosen, stage_seconds))
+        plan = _rehearsed(plan, config, rehearse, lambda known: _planned(config, known, machine, chosen))
         if plan.profile.samples == profile.samples:
             profile = replace(profile, rehearsals=plan.profile.rehearsals)
     plan = _with_arenas(plan, config)
@@ -154,9 +150,8 @@ def _make(
         return _planned(named, profile_of(changed) if fresh and profile_of else profile, machine)
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
-    by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time
     gain = least_gain(config, machine.cores, accelerated=_accelerated(config, machine))
-    other = compare_without_pipeline(by_layers, config, replan, least_gain=gain)
+    other = compare_without_pipeline(plan.time, config, replan, least_gain=gain)
     best: Improvement | None = None
     if others.suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
@@ -248,56 +243,43 @@ def _planned(
     profile: ModelProfile,
     machine: Machine,
     chosen: Schedule | None = None,
-    stage_seconds: StageSeconds | None = None,
 ) -> RunPlan:
     """The plan of a request without problems; chooses the schedule if that is left to the plan."""
 
     def assemble(schedule: Schedule) -> RunPlan:
-        return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
+        return _plan_of(draft_of(config, profile, machine, schedule))
 
     def assemble_checked(schedule: Schedule, note: Callable[[RunPlan], None]) -> RunPlan:
         seen = profile.odd_weights, profile.changed_buffers, profile.shared_buffers, profile.changed_states
         raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile), *seen))
-        return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds, note)
+        return _plan_of(draft_of(config, profile, machine, schedule), note)
 
     if chosen is None and is_chosen_by_plan(config):
         return choose(config, assemble_checked)
     return assemble(executed_schedule(config) if chosen is None else chosen)
 
 
-def _plan_of(
-    draft: Draft, stage_seconds: StageSeconds | None, note: Callable[[RunPlan], None] = lambda plan: None
-) -> RunPlan:
+def _plan_of(draft: Draft, note: Callable[[RunPlan], None] = lambda plan: None) -> RunPlan:
     """The plan of a draft, without advice. Only one replica is planned, because the others are equal.
 
     Args:
         draft: a request, and what follows from it.
-        stage_seconds: seconds of stages that have been measured.
         note: called with the plan of every cut that is compared.
     """
 
     def assembled(draft: Draft, stages: Stages) -> RunPlan:
-        plan = _assembled(draft, stages, None)
+        plan = _assembled(draft, stages)
         note(plan)
         return plan
 
-    config = draft.config
-    is_said = config.partition.name in FIXED and (not draft.devices or config.parallelism.devices is not None)
-    if is_said and stage_seconds is not None:
-        return _assembled(draft, cut(draft, config.partition.name), stage_seconds)
     if draft.devices:
         from runner.plan.search.by_device import best_of_devices  # with numpy, which other plans do not need
 
-        best = best_of_devices(draft, assembled)
-    else:
-        best = best_cut(draft, partial(assembled, draft))
-    if stage_seconds is None:
-        return best
-    said = with_partition(config, best.partition, best.devices)
-    return _plan_of(replace(draft, config=said, devices=best.devices), stage_seconds)
+        return best_of_devices(draft, assembled)
+    return best_cut(draft, partial(assembled, draft))
 
 
-def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None) -> RunPlan:
+def _assembled(draft: Draft, stages: Stages) -> RunPlan:
     draft = (
         _ordered_by_profile(draft, stages.figures)
         if stages.schedule is None
@@ -305,8 +287,8 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
     )
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
-    time, measured = _time(draft, program, stages, stage_seconds), stage_seconds is not None
-    cautions = tuple(_cautions(draft, time, measured=measured))
+    time = _time(draft, program, stages)
+    cautions = tuple(_cautions(draft, time))
     return RunPlan(
         layout=layout.to_json(),
         topology=Topology.grid(
@@ -328,7 +310,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         prediction=draft.prediction,
-        advice=_with_cautions(cautions, _notes(draft, stages, in_flight, time, measured=measured)),
+        advice=_with_cautions(cautions, _notes(draft, stages, in_flight, time)),
         cautions=cautions,
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
@@ -351,7 +333,7 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
     return replace(draft, schedule=executed_schedule(draft.config, costs))
 
 
-def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSeconds | None) -> TimePrediction:
+def _time(draft: Draft, program: Program, stages: Stages) -> TimePrediction:
     figures = stages.figures
 
     def adjusted(costs: StageCosts) -> StageCosts:
@@ -370,14 +352,11 @@ def _time(draft: Draft, program: Program, stages: Stages, stage_seconds: StageSe
         data=draft.layout.data,
         link=draft.link,
         host_link=draft.host_link,
-        stage_seconds=stage_seconds,
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
         at_once=draft.shared.at_once(draft.layout.data * draft.layout.tensor) if draft.shared is not None else None,
         swap=Swap(stages.weights, stages.turns),
     )
-    if stage_seconds is not None:
-        return time
     accelerated = draft.needs.accelerated
     gain = least_gain(draft.config, draft.cores, accelerated=accelerated)
     actions = max(map(len, draft.schedule.actions))
@@ -419,9 +398,7 @@ def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFig
     return with_compression(costs, planned, layout.data, ring)
 
 
-def _notes(
-    draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePrediction, *, measured: bool
-) -> tuple[str, ...]:
+def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePrediction) -> tuple[str, ...]:
     """Notes for a reader of the plan about its figures."""
     kept = activation_notes(
         draft.config, draft.profile, stages.activations, in_flight, on_accelerator=draft.needs.accelerated
@@ -436,13 +413,13 @@ def _notes(
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),
-        *_link_notes(draft, measured=measured),
+        *_link_notes(draft),
     )
 
 
-def _cautions(draft: Draft, time: TimePrediction, *, measured: bool) -> Iterator[Caution]:
+def _cautions(draft: Draft, time: TimePrediction) -> Iterator[Caution]:
     yield from (Caution("learning", line) for line in approximations(draft.config, draft.schedule))
-    if draft.shared is not None and not measured:
+    if draft.shared is not None:
         yield Caution("cores", core_note(draft.shared, time))
     emulated = emulation_notes(draft.devices, accelerated=draft.needs.accelerated)
     yield from (Caution("devices", line) for line in emulated)
@@ -455,8 +432,8 @@ def _with_cautions(cautions: Sequence[Caution], notes: Sequence[str]) -> tuple[s
     return (*first, *notes, *(each.line for each in cautions if each.about != "learning"))
 
 
-def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
-    if draft.link.bytes_per_second is not None or measured or draft.layout.world_size == 1:
+def _link_notes(draft: Draft) -> tuple[str, ...]:
+    if draft.link.bytes_per_second is not None or draft.layout.world_size == 1:
         return ()
     return ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
 

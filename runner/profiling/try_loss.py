@@ -20,26 +20,20 @@ from runner.model.boundary import flatten, map_tensors
 from runner.model.data import Datasets, collated, load_datasets
 from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
-from runner.model.loss_trial import Tried, trial_problems
+from runner.model.loss_trial import num_parts, trial_problems, tried_of
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.seeds import seed_generators, seeded
 from runner.profile import ModelProfile
 from runner.profiling.meet import is_tried_here, meet
 
-__all__ = ["first_samples", "num_parts", "tried_of", "try_loss"]
+__all__ = ["first_samples", "try_loss"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 32
 _PROBABILITY = 0.01  # how far the probabilities of a row may be from 1, in a format of eight bits, too
 _MOST_BYTES = 1 << 30  # of what the samples of a trial save
-
-
-def num_parts(config: RunConfig) -> int:
-    """The number of micro-batches of a step over all replicas, none of which is empty."""
-    parts = config.schedule.computed_microbatches * config.parallelism.data
-    return min(parts, config.data.batch_size)
 
 
 def try_loss(config: RunConfig, profile: ModelProfile) -> None:
@@ -63,21 +57,6 @@ def try_loss(config: RunConfig, profile: ModelProfile) -> None:
             logger.info("the loss was not tried on parts of a batch: %s: %s", type(error).__name__, error)
             return
     raise_problems(found[:1])
-
-
-def tried_of(config: RunConfig, model: LoadedModel) -> Tried:
-    """How problems name the loss of a model."""
-    if model.step is not None:
-        kind = type(model.module).__name__
-        returns = f'return {{"loss": loss, "weight": count}} from {kind}.training_step'
-        rule = "must return a mean over samples, or beside it the weight that it is over"
-        return Tried(None, "model.target", f"{config.model.target} ({kind}.training_step)", returns, rule)
-    if model.module is not None and callable(getattr(model.module, "loss", None)):
-        kind = type(model.module).__name__
-        return Tried(
-            model.loss, "model.target", f"{config.model.target} ({kind}.loss)", f"return (sum, weight) from {kind}.loss"
-        )
-    return Tried(model.loss, "loss.target", config.loss.target)
 
 
 def _problems(config: RunConfig, profile: ModelProfile) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from runner.model.epochs import in_steps
 from runner.model.lightning_module import own_output
 from runner.model.load import LoadedModel, load_model
 from runner.model.logged_names import not_called_notes
-from runner.model.loss_trial import Tried
+from runner.model.loss_trial import Tried, tried_of
 from runner.model.metrics import load_metrics, metric_problems
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.seeds import seeded
@@ -32,7 +32,6 @@ from runner.plan.rules.zero import shares_by_itself
 from runner.plan.time.tensor import scatters
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
-from runner.profiling.try_loss import tried_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero.strategy import ZeroEngineStrategy

@@ -25,7 +25,6 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.lightning_module import brings
 from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
-from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
@@ -118,7 +117,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             if config.metrics and loaders[1] is not None:
                 module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
             try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
-        plans.append(_predict(strategy, config, parts.profile, run_dir, first, parts.plan))
+        plans.append(_predict(strategy, config, run_dir, first, parts.plan))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
@@ -295,12 +294,10 @@ def set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _predict(
-    strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any, planned: RunPlan
-) -> RunPlan:
+def _predict(strategy: EngineStrategy, config: RunConfig, run_dir: Path, batch: Any, planned: RunPlan) -> RunPlan:
     """The measured plan; rank 0 writes its figures into the record before the first step."""
     start = time.perf_counter()
-    plan = measured_plan(strategy, config, profile, strategy.batch_to_device(batch))
+    plan = measured_plan(strategy, config, strategy.batch_to_device(batch))
     if strategy.global_rank == 0:
         record = RunRecord.load(run_dir)
         record.replace(

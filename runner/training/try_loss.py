@@ -17,13 +17,12 @@ from runner.engine.engine import Engine
 from runner.engine.window import StepBatch
 from runner.errors import RunnerError, raise_problems
 from runner.model.boundary import flatten, map_tensors
-from runner.model.loss_trial import Tried, trial_problems
+from runner.model.loss_trial import Tried, num_parts, trial_problems
 from runner.model.loss_value import Evaluate, Value, has_samples, of_output, value_of
 from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import seeded
 from runner.profile import ModelProfile
-from runner.profiling.try_loss import num_parts
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["try_loss_on_ranks"]

@@ -15,7 +15,7 @@ from runner.config.units import format_bytes
 from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.time.estimate import with_estimated_seconds
-from runner.plan.values import RunPlan, StageSeconds
+from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 
 BY_TIME = model([layer()] * 7 + [layer(forward_seconds=4.0, backward_seconds=8.0)])
@@ -100,14 +100,6 @@ def test_where_nothing_fits_even_stages_are_shown_and_the_lowest_peak_is_told() 
     lowest = max(cut_by("memory", model(layers), memory_limit="3000").peak_memory_bytes)
     assert f"the lowest peak of those tried is {format_bytes(lowest)}, by partition=memory" in plan.reasons[-1]
     assert not any("pipelining" in line for line in plan.advice)  # what does not fit is not advised
-
-
-def test_measured_stages_are_those_that_were_chosen() -> None:
-    """A rehearsal measures the stages that the run has; its seconds must not be taken for those of other stages."""
-    seconds = StageSeconds(forward=(1.0, 1.0), backward=(2.0, 2.0), step=(0.0, 0.0))
-    plan = make_plan(request(), BY_TIME, stage_seconds=seconds)
-    assert plan.partition == planned(BY_TIME).partition
-    assert plan.time.step_seconds == pytest.approx((8 + 1) * 3)
 
 
 def test_one_stage_has_no_boundaries() -> None:

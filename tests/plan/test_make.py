@@ -18,7 +18,7 @@ from runner.memory.solve.values import Segment, StageChain
 from runner.plan.make import make_plan, plan_problems
 from runner.plan.render import to_table
 from runner.plan.stages.scale import for_samples
-from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.plan.values import Link, RunPlan
 from runner.profile import ModelProfile
 from runner.schedule.catalogue import registry
 from runner.schedule.lowering.fuse import fuse_backwards
@@ -225,13 +225,6 @@ def test_an_unknown_link_is_said_and_a_known_one_used() -> None:
     assert make_plan(slow, model([layer()] * 8)).time.step_seconds > planned(**PIPELINE).time.step_seconds
 
 
-def test_measured_stages_replace_the_layers_seconds() -> None:
-    seconds = StageSeconds((0.5,) * 4, (0.5,) * 4, (0.0,) * 4)
-    plan = make_plan(request(**PIPELINE), model([layer()] * 8, seconds_source="estimated"), stage_seconds=seconds)
-    assert plan.time.step_seconds == pytest.approx(11)
-    assert plan.time.source == "measured"
-
-
 def test_profile_partition_respects_memory_by_position() -> None:
     # Stage 0 keeps two micro-batches in flight, so under a tight limit it gets fewer of the equal layers.
     layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
@@ -367,15 +360,6 @@ def test_zb_auto_follows_the_profiles_seconds_and_cost_where_it_is_set() -> None
     assert plan.time.step_seconds < simulate(of_unit_costs, costs).makespan
     assert _zb_auto(profile, cost__W=1.5).schedule != expected
     assert _zb_auto(profile, cost__F=2.0, cost__B=4.0, cost__I=2.0, cost__W=2.0).schedule == of_unit_costs
-
-
-def test_the_order_that_runs_stays_when_its_stages_are_measured() -> None:
-    profile = model([layer(), layer(backward_seconds=9.0), layer(), layer()])
-    config = request(schedule="zb_auto", parallelism__pipeline=4, schedule__microbatches=6, data__batch_size=6)
-    seconds = StageSeconds((1.0,) * 4, (2.0,) * 4, (0.0,) * 4, 0.0)
-    measured = make_plan(config, profile, stage_seconds=seconds)
-    assert measured.schedule == make_plan(config, profile).schedule
-    assert measured.time.source == "measured"
 
 
 TWINS: dict[str, Any] = PIPELINE | {"schedule__name": "chimera"}

@@ -7,8 +7,9 @@ from plan_profiles import layer, model
 
 from runner.plan.cut.partition import uniform
 from runner.plan.stages.figures import stage_figures
+from runner.plan.time.played import measured_time
 from runner.plan.time.predict import predict_time, stage_costs
-from runner.plan.values import Link, TimePrediction
+from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
@@ -66,3 +67,16 @@ def test_a_streams_steps_and_reductions_stand_between_its_windows() -> None:
     time = predict_time(program, profile, figures, mean_samples=1.0, data=2, link=Link(0.1, None))
     played = simulate(program, time.costs)
     assert time.step_seconds == played.makespan / program.schedule.windows
+
+
+@pytest.mark.parametrize("post_validation", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "pipedream", "chimera", "bpipe"])
+def test_stages_that_take_what_was_planned_give_the_planned_step(name: str, post_validation: bool) -> None:
+    profile = model([layer(saved_bytes=30, forward_seconds=one) for one in (1.0, 1.5, 2.0, 1.25)])
+    program, planned = lower(build(name, ranks=4, microbatches=8)), predicted(name, profile, Link(), post_validation)
+    costs = planned.costs
+    F, B, I, W, step = (tuple(each) for each in (costs.F, costs.B, costs.I, costs.W, costs.step))  # noqa: E741, N806
+    seconds = StageSeconds(F, B, step, input_gradient=I, weight_gradient=W)
+    again = measured_time(program, costs, seconds, post_validation=post_validation)
+    assert (again.step_seconds, again.busy_seconds) == (planned.step_seconds, planned.busy_seconds)
+    assert again.source == "measured"

@@ -12,6 +12,7 @@ from runner.errors import RequestError
 from runner.plan.cut.partition import uniform
 from runner.plan.stages.figures import stage_figures
 from runner.plan.time.estimate import EFFICIENCY, with_estimated_seconds
+from runner.plan.time.played import measured_time
 from runner.plan.time.predict import predict_time, ring_all_reduce_seconds, stage_costs
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
@@ -25,6 +26,12 @@ def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, *
     figures = stage_figures(profile, uniform(len(profile.layers), ranks))
     given: dict[str, Any] = {"mean_samples": float(profile.samples)} | options
     return predict_time(lower(schedule), profile, figures, **given)
+
+
+def measured(name: str, seconds: StageSeconds) -> TimePrediction:
+    """The time of two measured stages with one micro-batch, whose layers were estimated."""
+    costs = predicted(name, 2, 1, model([layer()] * 2, seconds_source="estimated")).costs
+    return measured_time(lower(registry.build(name, ranks=2, microbatches=1)), costs, seconds)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -61,7 +68,7 @@ def test_messages_delay_the_pipeline() -> None:
 
 def test_measured_stages_win_over_layers() -> None:
     seconds = StageSeconds(forward=(1.0, 2.0), backward=(3.0, 4.0), step=(0.5, 0.25), message=0.125)
-    time = predicted("gpipe", 2, 1, model([layer()] * 2, seconds_source="estimated"), stage_seconds=seconds)
+    time = measured("gpipe", seconds)
     assert time.step_seconds == pytest.approx(1 + 0.125 + 2 + 4 + 0.125 + 3 + 0.5)
     assert time.source == "measured"
 
@@ -70,7 +77,7 @@ def test_a_rehearsed_window_says_what_its_parts_do_not() -> None:
     """The played window takes 1 + 2 + 4 + 3 s; one that took 12 s adds 2 s to the step, a shorter one adds nothing."""
     for window, more in ((12.0, 2.0), (9.0, 0.0), (None, 0.0)):
         seconds = StageSeconds(forward=(1.0, 2.0), backward=(3.0, 4.0), step=(0.5, 0.25), window=window)
-        time = predicted("gpipe", 2, 1, model([layer()] * 2), stage_seconds=seconds)
+        time = measured("gpipe", seconds)
         assert time.step_seconds == pytest.approx(10.5 + more)
         assert time.bubble_ratio == pytest.approx(0.5)
 
@@ -84,7 +91,7 @@ def test_measured_parts_of_a_split_backward_win_over_halves() -> None:
         step=(0.5, 0.25),
         message=0.125,
     )
-    time = predicted("zb_h1", 2, 1, model([layer()] * 2), stage_seconds=seconds)
+    time = measured("zb_h1", seconds)
     first, last = 1 + 0.125 + 2 + 2 + 0.125 + 1.5 + 1 + 0.5, 1 + 0.125 + 2 + 2 + 3 + 0.25
     assert time.step_seconds == pytest.approx(max(first, last))
 

@@ -10,16 +10,12 @@ from runner.memory.solve.residency import RankTurns
 from runner.memory.solve.weight_strategy import WeightPlan
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.host import stage_moves
+from runner.plan.time.played import played_time
 from runner.plan.time.weights import weight_runs
-from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.plan.values import Link, TimePrediction
 from runner.profile import ModelProfile
-from runner.schedule.lowering.program import lower
-from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
-from runner.schedule.simulation.cores import span_on_cores
-from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.steady import period
-from runner.schedule.values import COMPUTE, Op, Program, Schedule
-from runner.schedule.walk import in_order
+from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.values import Program, Schedule
 
 __all__ = ["Swap", "predict_time", "ring_all_reduce_seconds", "stage_costs"]
 
@@ -40,7 +36,6 @@ def predict_time(
     data: int = 1,
     link: Link | None = None,
     host_link: Link | None = None,
-    stage_seconds: StageSeconds | None = None,
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
     at_once: float | None = None,
@@ -56,12 +51,9 @@ def predict_time(
         data: replicas that reduce gradients, besides the twins of several pipelines.
         link: between two ranks; without one, messages and reductions cost nothing.
         host_link: between a rank and its host's memory, in one direction; without one, moves cost nothing.
-        stage_seconds: whole stages measured in place, which win over the profile's layers. If a whole window was
-            measured, too, what it takes beyond the played one is added to the step.
         post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
         adjusted: changes the costs that follow from layers and link by what else is known.
         at_once: number of the pipeline's ranks that can compute at full speed at the same time; None: all of them.
-            Stages that are measured in place have waited for cores already, so that it is not used then.
         swap: the weights that are at home in the host's memory, and when they come; None: all stay on the device.
     """
     schedule = program.schedule
@@ -71,59 +63,7 @@ def predict_time(
     costs = _with_exchanges(costs, schedule)
     if adjusted is not None:
         costs = adjusted(costs)
-    if stage_seconds is not None:
-        costs = _measured(costs, stage_seconds, len(figures))
-    if schedule.ahead:
-        program = lower(realised(schedule, costs), costs)
-    source = "measured" if stage_seconds is not None else profile.seconds_source
-    windows = schedule.windows
-    flushed = not (post_validation or schedule.is_asynchronous)
-    step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
-    if stage_seconds is not None and stage_seconds.window is not None and flushed and windows == 1:
-        step += max(0.0, stage_seconds.window - span)
-    alone = None
-    if at_once is not None and stage_seconds is None:
-        alone, step = step, _on_cores(program, costs, (step, span, pipeline), at_once, flushed=flushed)
-    busy = tuple(each / windows for each in pipeline.computing)
-    fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
-    waits = tuple(each / windows for each in pipeline.waiting_for_host) if costs.moves or costs.weights else ()
-    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills, alone, waits)
-
-
-def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
-    """A step that begins when the one before has ended, or the mean of a stream's, which is played whole.
-
-    Returns:
-        seconds of the step, seconds of its forwards and backwards alone, and when these run.
-    """
-    walked, windows = in_order(program), program.schedule.windows
-    whole = pipeline = play(program, walked, costs)
-    if windows > 1:  # a window's reductions and updates come before the next one's forwards
-        pipeline = play(program, walked, _pipeline_alone(costs))
-    return whole.last({Op.STEP}) / windows, pipeline.last(COMPUTE) / windows, pipeline
-
-
-def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
-    """The same for one of many steps, each of which a rank begins as soon as it has ended the one before."""
-    return period(program, costs), period(program.schedule, costs), simulate(program, costs)
-
-
-def _on_cores(
-    program: Program, costs: StageCosts, played: tuple[float, float, Simulation], at_once: float, *, flushed: bool
-) -> float:
-    """The seconds of a step, which were ``played`` with a core for every rank, if ranks share cores.
-
-    After the last backward all ranks reduce and update, so that this takes as many times as long as there are ranks for
-    a core. Of steps that overlap, what the ranks do in one is a lower bound.
-    """
-    schedule, (step, span, pipeline) = program.schedule, played
-    if not flushed:
-        return max(step, sum(pipeline.busy) / schedule.windows / at_once)
-    after = (step - span) * schedule.ranks / at_once
-    in_turns = span_on_cores(schedule, costs, at_once) / schedule.windows
-    if costs.moves or costs.weights:  # ranks that compute in turns were not played with their hosts
-        in_turns = max(in_turns, span)
-    return in_turns + after
+    return played_time(program, costs, profile.seconds_source, post_validation=post_validation, at_once=at_once)
 
 
 def _with_host(
@@ -157,10 +97,6 @@ def _with_exchanges(costs: StageCosts, schedule: Schedule) -> StageCosts:
     if schedule.wave:
         costs = replace(costs, reduce=tuple(seconds / schedule.wave for seconds in costs.reduce))
     return costs
-
-
-def _pipeline_alone(costs: StageCosts) -> StageCosts:
-    return replace(costs, reduce=(), step=())
 
 
 def stage_costs(
@@ -202,17 +138,3 @@ def _fill_seconds(figures: Sequence[StageFigures], ratio: float) -> dict[str, li
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
     """The seconds of an all-reduce in a ring of R = ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes each."""
     return 2 * (copies - 1) * link.seconds(num_bytes / copies)
-
-
-def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCosts:
-    return StageCosts(
-        F=seconds.forward,
-        B=seconds.backward,
-        I=seconds.input_gradient or [each / 2 for each in seconds.backward],
-        W=seconds.weight_gradient or [each / 2 for each in seconds.backward],
-        comm=(seconds.message,) * (stages - 1),
-        reduce=seconds.reduce or costs.reduce,
-        step=seconds.step,
-        fills=costs.fills,
-        stash=costs.stash,
-    )

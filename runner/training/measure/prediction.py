@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,19 +18,14 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
-from runner.model.device import device_memory_bytes
 from runner.model.tags import named_parameters
 from runner.optim.compression.rounds import GradientStep
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.plan.averaging import averaging_of
-from runner.plan.cores import num_cores
-from runner.plan.cut.chosen import with_partition
-from runner.plan.make import make_plan
-from runner.plan.requested_schedule import is_chosen_by_plan
+from runner.plan.time.played import measured_time
 from runner.plan.values import RunPlan, StageSeconds
-from runner.profile import ModelProfile
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["measured_plan"]
@@ -40,8 +36,8 @@ _LATE = 1 << 62
 """A step after all steps that are summed without compression."""
 
 
-def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
-    """The plan with the seconds of this machine. Every rank must call it and gets the same plan.
+def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch) -> RunPlan:
+    """The strategy's plan with the time that its program takes here. Every rank must call it and gets the same.
 
     Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they will
     during the run. Weights, buffers, gradients and random state are unchanged afterwards.
@@ -69,14 +65,8 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
     }
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages)
-    return make_plan(
-        with_partition(config, plan.partition, plan.devices),
-        profile,
-        schedule=plan.schedule if is_chosen_by_plan(config) or plan.schedule.moves else None,
-        stage_seconds=seconds,
-        device_memory_bytes=device_memory_bytes(config),
-        cores=num_cores(),
-    )
+    flows_on = config.schedule.post_validation
+    return replace(plan, time=measured_time(plan.program, plan.time.costs, seconds, post_validation=flows_on))
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
