@@ -156,12 +156,12 @@ def _lengths_of_sets(
 ) -> dict[str, int]:
     """On every rank, the number of samples of the named sets that there are; without names, validation and test."""
     lengths: dict[str, int] = {}
-    if rank == 0:
+    if rank == _counting_rank(plan):
         found = {name: _held_out(datasets, name)[0] for name in sets or ("validation", "test")}
         with seeded(config.seed, "count"):
             lengths = {name: count_samples(dataset) for name, dataset in found.items() if dataset is not None}
     if plan.topology.world_size > 1:
-        lengths = broadcast_value(lengths, plan.topology.rank_of(0))
+        lengths = broadcast_value(lengths, _counting_rank(plan))
         require_same_samples(datasets, config.data.target, config.seed)
     return lengths
 
@@ -260,6 +260,11 @@ def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
     return 0 in stages, plan.schedule.stages - 1 in stages
 
 
+def _counting_rank(plan: RunPlan) -> int:
+    """The rank that counts the samples for all: of those that have the first stage, and so the data, the first one."""
+    return plan.topology.rank_of(0, replica=0, shard=0, row=0)
+
+
 _Lengths = tuple[int | None, int]
 
 
@@ -271,12 +276,12 @@ def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | 
     """
     datasets = load_datasets(config.data, config.seed) if any(_ends(plan, rank)) else None
     lengths: _Lengths = (0, 0)
-    if datasets is not None and rank == 0:
+    if datasets is not None and rank == _counting_rank(plan):
         with seeded(config.seed, "count"):
             validation = count_samples(datasets.validation) if datasets.validation is not None else 0
         lengths = (None if datasets.streams else len(datasets.train), validation)
     if plan.topology.world_size > 1:
-        lengths = broadcast_value(lengths, plan.topology.rank_of(0))
+        lengths = broadcast_value(lengths, _counting_rank(plan))
         require_same_samples(datasets, config.data.target, config.seed)
     return datasets, lengths
 

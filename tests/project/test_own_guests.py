@@ -44,6 +44,12 @@ def pairs(ranks, microbatches, size=2):
     return rows
 
 
+def turned(ranks, microbatches):
+    """The first stage is on the last rank, and each other one on the rank before its own."""
+    stages = [*range(1, ranks), 0]
+    return [[f"{stage}{op}{m}" for op in "FB" for m in range(microbatches)] for stage in stages]
+
+
 def backwards_first(ranks, microbatches):
     return [[f"{rank}B0", f"{rank}F0"] for rank in range(ranks)]
 
@@ -176,6 +182,19 @@ def reference(steps: int) -> list[float]:
                 parameter.grad = None
         losses.append(sum(sums) / 16)
     return losses
+
+
+@pytest.mark.costly
+def test_the_first_stage_may_be_on_any_rank(folder: Path) -> None:
+    """Rank 0 has neither end of the pipeline here, and so no data; a rank that has it counts the samples for all."""
+    (folder / "conf" / "schedule" / "turned.yaml").write_text("# Turned by one rank.\ntarget: toys:turned\n")
+    words = ["model=mlp", "parallelism.pipeline=3", "schedule=turned", "schedule.microbatches=4", "run_dir=run"]
+    verified = command(folder, "verify", *words, "--steps", "2")
+    assert verified.returncode == 0, verified.stderr
+    assert "equal bit for bit over 2 steps" in verified.stdout + verified.stderr
+    trained = command(folder, "train", *words, "trainer.max_steps=2", "logger=none")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((folder / "run" / "record.json").read_text())["steps"] == 2
 
 
 @pytest.mark.costly
