@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +95,8 @@ class RunnerPipeline:
         stages = {stage: build_stage(sources, *partition[stage]) for stage in order.stages_of(rank)}
         self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
         topology = Topology.grid(ranks, 1, placement=order.rows)
-        groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
+        holders = partial(topology.holders, shard=0)  # layers are whole
+        groups = [tuple(range(ranks)), *map(holders, range(order.stages))]
         transport: Transport = (
             SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
             if sockets
@@ -109,7 +111,7 @@ class RunnerPipeline:
             stages,
             ties=find_ties(sources),
             partition=partition,
-            ranks_of_stage=topology.holders,
+            ranks_of_stage=holders,
             later_copies=view.later_copies,
         )
         self.engine = Engine(

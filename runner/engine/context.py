@@ -65,7 +65,7 @@ class RankView:
             first_microbatch=place.data * microbatches,
             holders={stage: topology.holders(stage, place.tensor) for stage in stages},
             later_copies=frozenset(
-                stage for stage in stages if topology.rank_of(stage, place.data, shard=place.tensor) != rank
+                stage for stage in stages if topology.rank_of(stage, place.data, place.tensor, row=0) != rank
             ),
         )
 

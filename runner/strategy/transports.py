@@ -59,7 +59,7 @@ def make_transport(
 def _groups(topology: Topology, ties: Sequence[Tie], partition: Partition) -> list[tuple[int, ...]]:
     """All groups of ranks that exchange anything, the same on every rank."""
     shards, replicas = range(topology.num_shards), range(topology.num_replicas)
-    positions = range(len(topology.pipeline_group(0, 0)))
+    positions = range(topology.num_positions)
     found = [topology.pipeline_group(replica, shard) for replica in replicas for shard in shards]
     found += [topology.data_group(position, shard) for position in positions for shard in shards]
     found += [topology.tensor_group(position, replica) for position in positions for replica in replicas]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -49,7 +50,8 @@ def on_all_ranks(
     for rank in range(topology.world_size):
         stages = {stage: build_stage(sources, *partition[stage]) for stage in topology.stages_of(rank)}
         later = RankView.of(topology, rank, microbatches=1).later_copies
-        tags = tags_of(stages, ties=ties, partition=partition, ranks_of_stage=topology.holders, later_copies=later)
+        holders = partial(topology.holders, shard=0)
+        tags = tags_of(stages, ties=ties, partition=partition, ranks_of_stage=holders, later_copies=later)
         found.append((stages, tags))
     return found
 
@@ -167,5 +169,5 @@ def test_sets_are_of_one_stage_or_of_one_group_of_holders() -> None:
 
 def test_every_rank_knows_all_groups_of_holders() -> None:
     topology = Topology.grid(4, 2)
-    groups = holder_groups(find_ties(layers_of(tied(), 0)), ONE_LAYER_EACH, topology.holders)
+    groups = holder_groups(find_ties(layers_of(tied(), 0)), ONE_LAYER_EACH, partial(topology.holders, shard=0))
     assert groups == [(0, 1, 6, 7), (2, 3, 4, 5), (2, 3, 4, 5)]

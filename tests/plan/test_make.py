@@ -369,7 +369,7 @@ def test_twins_are_planned_with_their_weights_and_their_reduction() -> None:
     """Each rank holds two stages of two layers; their gradients of 80 bytes go round a ring of two ranks."""
     plan = planned(**TWINS)
     assert [parts.weights for parts in plan.rank_parts] == [4 * 40] * 4
-    assert plan.topology.holders(0) == (0, 3)
+    assert plan.topology.holders(0, 0) == (0, 3)
     assert ["0", "0", "and", "3", "0-1"] in [line.split()[:5] for line in to_table(plan).splitlines()]
     slow = make_plan(request(**TWINS), model([layer(output_bytes=0)] * 8), link=Link(0.0, 8.0))
     costs = slow.time.costs
@@ -380,7 +380,7 @@ def test_twins_are_planned_with_their_weights_and_their_reduction() -> None:
 
 def test_replicas_of_twins_are_all_reduced() -> None:
     plan = planned(**TWINS, parallelism__data=2)
-    assert plan.topology.holders(0) == (0, 1, 6, 7)
+    assert plan.topology.holders(0, 0) == (0, 1, 6, 7)
     assert plan.peak_memory_bytes[0::2] == plan.peak_memory_bytes[1::2]
 
 

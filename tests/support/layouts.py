@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -106,7 +107,8 @@ def make_engine(
     ties = find_ties(sources)
     topology = Topology.grid(pipeline, data, placement=order.rows)
     view = RankView.of(topology, transport.rank, microbatches=count)
-    tags = tags_of(stages, ties=ties, partition=cut, ranks_of_stage=topology.holders, later_copies=view.later_copies)
+    holders = partial(topology.holders, shard=0)  # layers are whole
+    tags = tags_of(stages, ties=ties, partition=cut, ranks_of_stage=holders, later_copies=view.later_copies)
     engine = Engine(
         view=view,
         training=lower(order),

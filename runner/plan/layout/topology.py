@@ -125,7 +125,12 @@ class Topology:
         """The number of stages of the longest row."""
         return 1 + max(seat.stage for seat in self.seats)
 
-    def rank_of(self, stage: int, replica: int = 0, *, row: int = 0, shard: int = 0) -> int:
+    @property
+    def num_positions(self) -> int:
+        """The number of pipe positions, which is the same in all replicas and shards."""
+        return 1 + max(self._positions.values())
+
+    def rank_of(self, stage: int, replica: int, shard: int, *, row: int) -> int:
         """The rank in this seat; raises KeyError if there is no such seat."""
         return self._by_place[row, stage, replica, shard]
 
@@ -142,11 +147,11 @@ class Topology:
         seat = self._by_rank[rank][0]
         return Coordinates(self._positions[rank], seat.replica, seat.shard)
 
-    def pipeline_group(self, replica: int, shard: int = 0) -> tuple[int, ...]:
+    def pipeline_group(self, replica: int, shard: int) -> tuple[int, ...]:
         """The ranks of one replica's pipeline, in order of pipe position."""
         return self._groups[replica, shard]
 
-    def data_group(self, pipe: int, shard: int = 0) -> tuple[int, ...]:
+    def data_group(self, pipe: int, shard: int) -> tuple[int, ...]:
         """The ranks at one pipe position, in order of replica; they hold the same stages."""
         replicas = sorted(replica for replica, other in self._groups if other == shard)
         return tuple(self._groups[replica, shard][pipe] for replica in replicas)
@@ -168,8 +173,8 @@ class Topology:
         """The ranks at one pipe position, of all replicas and shards, ascending."""
         return _distinct(ranks[pipe] for ranks in self._groups.values())
 
-    def holders(self, stage: int, shard: int = 0) -> tuple[int, ...]:
-        """All ranks with a copy of this stage, in any row or replica; its gradients are summed over them."""
+    def holders(self, stage: int, shard: int) -> tuple[int, ...]:
+        """All ranks with this shard of a stage, in any row or replica; its gradients are summed over them."""
         return _distinct(seat.rank for seat in self.seats if seat.stage == stage and seat.shard == shard)
 
     def neighbours(self, rank: int) -> tuple[int, ...]:

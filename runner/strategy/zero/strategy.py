@@ -128,7 +128,7 @@ class ZeroEngineStrategy(EngineStrategy):
         models = [topology.model_group(replica) for replica in range(topology.num_replicas)]
         if len(models[0]) == 1:
             return None
-        positions, shards = range(len(topology.pipeline_group(0))), range(topology.num_shards)
+        positions, shards = range(topology.num_positions), range(topology.num_shards)
         replicas = [topology.data_group(position, shard) for position in positions for shard in shards]
         return StageGroups(replicas, models, self._timeout)
 
