@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_architecture import OF_BOTH, OF_THE_COMMAND
+from rank_imports import OF_BOTH, OF_THE_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 

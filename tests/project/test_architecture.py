@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rank_imports import OF_BOTH, OF_THE_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -281,14 +282,6 @@ def test_the_lower_rooms_start_without_torch(room: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
-
-
-OF_THE_COMMAND = tuple(
-    f"runner.{name}" for name in ("plan.make", "plan.draft", "plan.search", "plan.planners", "profiling.")
-)
-"""Rooms and files that only a command needs, which makes the plan that ranks read."""
-OF_BOTH = ("runner.profiling.saved_scan",)
-"""Ranks name operators as it does, where they run them again."""
 
 
 @pytest.mark.costly
