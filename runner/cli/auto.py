@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.files import write
+from runner.cli.length import length_notes
 from runner.config.compose.groups import shipped_conf
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, DoesNotFitError
+from runner.plan.requested_schedule import resolve_request
 from runner.progress import doing, now
 
 if TYPE_CHECKING:
@@ -163,7 +165,8 @@ def _text(found: FoundLayout, *, why: bool) -> str:
     if not found.chosen.fits:
         return screen.wrapped(misfit(found), columns)
     lines = chosen_lines(found.chosen, found.problem, found.words)
-    told = [screen.wrapped(line, columns, "  ") for line in lines[:-1]]
+    notes = [f"note: {line}" for line in length_notes(resolve_request(found.words))]
+    told = [screen.wrapped(line, columns, "  ") for line in (*lines[:-1], *notes)]
     table = runners_up_text(found.chosen, columns).rstrip("\n")
     others = (
         ["the best plan with another value, of those that were made:", *other_value_lines(found.chosen)] if why else []

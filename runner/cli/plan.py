@@ -13,6 +13,7 @@ from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.auto import compare, found_layout, misfit, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
+from runner.cli.length import length_notes
 from runner.cli.request import checked, jobs_of
 from runner.config.compose.resolve import resolve_sweep
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
 __all__ = ["run"]
-
-_USUAL_LENGTH = 2048  # tokens of a row with which language models are commonly tuned
 
 
 def run(arguments: Arguments) -> int:
@@ -263,7 +262,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
 
-    notes = [*unread, *_epoch_notes(config), *_place_notes(config), *_length_notes(config)]
+    notes = [*unread, *_epoch_notes(config), *_place_notes(config), *length_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
@@ -290,23 +289,6 @@ def _place_notes(config: RunConfig) -> list[str]:
         return []
     taken = taken_directory(Path(config.run_dir))
     return [f"runner train would refuse this: {taken.line()}"] if taken is not None else []
-
-
-def _length_notes(config: RunConfig) -> list[str]:
-    """That a model of a folder is planned for short rows of random tokens, where no data is named."""
-    folder, key = config.model.pretrained, "sequence_length"
-    if folder is None or config.data.name != "random_tokens" or key not in config.data.kwargs:
-        return []
-    try:
-        most = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        most = None
-    length = config.data.kwargs[key]
-    takes = f" of the {most} that the model takes" if most else ""
-    example = min(most or _USUAL_LENGTH, _USUAL_LENGTH)
-    longer = f", or data.kwargs.{key}={example}" if length < example else ""
-    grows = f"memory and time grow with the length: name your data{longer}"
-    return [f"planned for rows of {length} random tokens{takes}; {grows}"]
 
 
 def _epoch_notes(config: RunConfig) -> list[str]:

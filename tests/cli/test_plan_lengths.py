@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.plan import _length_notes
+from runner.cli.length import length_notes
 from runner.config.compose.resolve import resolve
 
 
@@ -15,7 +15,7 @@ from runner.config.compose.resolve import resolve
 def test_short_rows_of_random_tokens_are_told(tmp_path: Path, most: int | None, example: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": most} if most else {}))
     config = resolve(["model=huggingface", f"model.pretrained={tmp_path}"])
-    (note,) = _length_notes(config)
+    (note,) = length_notes(config)
     takes = f" of the {most} that the model takes" if most else ""
     assert note.startswith(f"planned for rows of 64 random tokens{takes}; ")
     assert note.endswith(f"data.kwargs.sequence_length={example}")
@@ -24,12 +24,12 @@ def test_short_rows_of_random_tokens_are_told(tmp_path: Path, most: int | None, 
 def test_rows_that_are_long_enough_are_not_advised_to_be_longer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
     words = ["model=huggingface", f"model.pretrained={tmp_path}", "data.kwargs.sequence_length=2048"]
-    (note,) = _length_notes(resolve(words))
+    (note,) = length_notes(resolve(words))
     assert note.endswith("name your data")
 
 
 def test_data_that_is_named_and_own_models_need_no_note(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert _length_notes(resolve(["model=gpt"])) == []
+    assert length_notes(resolve(["model=gpt"])) == []
     text = resolve(["model=huggingface", f"model.pretrained={tmp_path}", "data=text", "data.kwargs.path=a.txt"])
-    assert _length_notes(text) == []
+    assert length_notes(text) == []
