@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 from runner.config.compose.amend import amended
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
+from runner.errors import EXIT_OK, Problem, RequestError, RunnerError, raise_problems
 from runner.launch.local.ranks import Launch, Outcome, run_ranks
 from runner.launch.needs.packages import missing_packages
 from runner.launch.run.prepare import place_of, write_request
 from runner.plan.requested_schedule import schedule_problems
 from runner.record import RunRecord, write_atomically
-from runner.training.evaluation_request import RESULT_FILE, EvaluationRequest
+from runner.training.evaluation_request import RESULT_FILE, SETS, EvaluationRequest
 
 __all__ = ["BEST", "LAST", "Evaluation", "Found", "evaluate", "evaluation_config", "find_weights", "predict"]
 
@@ -212,6 +212,7 @@ def _run(config: RunConfig, asked: EvaluationRequest) -> tuple[dict[str, int], d
     """The layout and the figures that rank 0 has left; none for predictions."""
     from runner.launch.run.measured_plan import measured_plan
 
+    raise_problems(_missing_sets(config, asked.sets))
     plan = measured_plan(config)
     raise_problems(plan.problems)
     place = Path(tempfile.mkdtemp(prefix="runner-evaluate-"))
@@ -226,3 +227,25 @@ def _run(config: RunConfig, asked: EvaluationRequest) -> tuple[dict[str, int], d
         return dict(plan.layout), json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _missing_sets(config: RunConfig, sets: Sequence[str]) -> Iterator[Problem]:
+    """Problems with sets that the data does not have: ranks would tell of them when the model has been profiled."""
+    from runner.model.apart import ApartError, apart
+
+    try:
+        there = apart(_sets_of, config)
+    except (ApartError, RunnerError):  # what is wrong with the data is told when the model is profiled
+        return
+    wanted = sets or ([] if {"validation", "test"} & {*there} else ["validation"])
+    for name in [name for name in wanted if name not in there]:
+        yield Problem("--set", name, "must be a set of the data", f"{config.data.target} returns no {name} set")
+
+
+def _sets_of(config: RunConfig) -> list[str]:
+    from runner.model.data import load_datasets
+    from runner.model.targets import import_users_code
+
+    import_users_code(config)
+    found = load_datasets(config.data, config.seed, with_test=True)
+    return [name for name in SETS if getattr(found, name) is not None]

@@ -19,6 +19,9 @@ from safetensors.torch import load_file
 from thread_runs import told
 from user_project import environment, make_directory, record, train
 
+from runner.errors import RequestError
+from runner.launch.evaluate import evaluate, find_weights
+
 SETS = """
 from torch.utils.data import TensorDataset, Subset
 
@@ -224,3 +227,13 @@ def test_what_cannot_be_is_one_line(
     assert line in said
     assert "Traceback" not in said
     assert not (trained_once / "a.npy").exists()
+
+
+def test_a_missing_set_is_told_before_the_model_is_profiled(
+    trained_once: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained_once)
+    monkeypatch.syspath_prepend(trained_once)
+    monkeypatch.setattr("runner.launch.run.measured_plan.measured_plan", None)
+    with pytest.raises(RequestError, match="mine:points returns no test set"):
+        evaluate(Path("run"), ["data.target=mine:points"], find_weights(Path("run")), sets=["test"])
