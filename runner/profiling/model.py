@@ -40,8 +40,7 @@ from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import compression_of, optimizer_of
-from runner.optim.kinds.build import over_other_parameters, state_bytes_per_gradient_byte
-from runner.optim.kinds.observed import observed_state_bytes, observed_state_ratio, observed_update
+from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
@@ -59,6 +58,7 @@ from runner.profiling.logits import load_part
 from runner.profiling.meet import is_tried_here
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
+from runner.profiling.own_updates import observed_update, state_bytes_of_shape
 from runner.profiling.parts import part_problems
 from runner.profiling.real_sizes import RealSizes
 from runner.profiling.sizes import FormWatch, with_other_sizes
@@ -253,7 +253,7 @@ def _observing(config: RunConfig, averaged: int, masters: bool, dtype: torch.dty
     @cache
     def states(shape: torch.Size) -> int:
         try:
-            found = observed_state_bytes(make, shape, updated)
+            found = state_bytes_of_shape(make, shape, updated)
         except Exception:  # it asks for values
             found = math.ceil(observed_state_ratio(make) * updated.itemsize * shape.numel())
         return found + copies * shape.numel()

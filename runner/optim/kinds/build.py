@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import median
 
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from runner.config.schema import OptimizerConfig
 from runner.optim.catalogue.registry import optimizer_of
-from runner.optim.kinds.observed import observed_state_ratio
 from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
@@ -23,6 +22,8 @@ from runner.plan.averaging import Averaging
 __all__ = [
     "build_optimizer",
     "measure_step_seconds_per_byte",
+    "observed_state_bytes",
+    "observed_state_ratio",
     "over_other_parameters",
     "state_bytes_per_gradient_byte",
 ]
@@ -68,6 +69,20 @@ def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float =
     else:
         states = kind.values + kind.keeps_momentum(config)
     return states * (master_ratio or 1.0) + master_ratio
+
+
+def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
+    """Bytes of optimizer state for each byte of gradient, observed in a step of ``make([a small tensor])``."""
+    return observed_state_bytes(make, torch.zeros(64, 64)) / (64 * 64 * torch.float32.itemsize)
+
+
+def observed_state_bytes(make: Callable[[list[Tensor]], Optimizer], tensor: Tensor) -> int:
+    """Bytes of the state of a tensor, observed in a step on it."""
+    parameter = torch.nn.Parameter(tensor)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    return sum(each.nbytes for each in optimizer.state[parameter].values() if isinstance(each, Tensor) and each.dim())
 
 
 def over_other_parameters(optimizer: Optimizer, parameters: list[Tensor]) -> Optimizer:

@@ -11,36 +11,24 @@ from torch.optim import Optimizer
 
 from runner.model.fake import fake_tensors
 from runner.model.live_tracker import LiveTracker
+from runner.optim.kinds.build import observed_state_bytes
 from runner.profile import OwnUpdate
 
-__all__ = ["observed_state_bytes", "observed_state_ratio", "observed_update"]
+__all__ = ["observed_update", "state_bytes_of_shape"]
 
 _SHAPE = 128, 128
 _STEPS = 2  # the first makes the states
 _SLACK = 1 / 16  # of a tensor, which scalars, rows and columns are
 
 
-def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
-    """Bytes of optimizer state for each byte of gradient, observed in a step of ``make([a small tensor])``."""
-    return _state_bytes(make, torch.zeros(64, 64)) / (64 * 64 * torch.float32.itemsize)
-
-
-def observed_state_bytes(make: Callable[[list[Tensor]], Optimizer], shape: torch.Size, dtype: torch.dtype) -> int:
+def state_bytes_of_shape(make: Callable[[list[Tensor]], Optimizer], shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes of the state of a tensor of this shape, observed in a step on one without memory.
 
     Raises:
         Exception: the optimizer asks for values of tensors.
     """
     with fake_tensors():
-        return _state_bytes(make, torch.empty(shape, dtype=dtype))
-
-
-def _state_bytes(make: Callable[[list[Tensor]], Optimizer], tensor: Tensor) -> int:
-    parameter = torch.nn.Parameter(tensor)
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer = make([parameter])
-    optimizer.step()
-    return sum(each.nbytes for each in optimizer.state[parameter].values() if isinstance(each, Tensor) and each.dim())
+        return observed_state_bytes(make, torch.empty(shape, dtype=dtype))
 
 
 def observed_update(make: Callable[[list[Tensor]], Optimizer]) -> OwnUpdate:
