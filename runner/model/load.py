@@ -290,7 +290,8 @@ def trace_layers(
     inputs = _traced_inputs([model], config)
     divided = division is not None and division.divides
     form = (division.group.degree, division.logits, division.sequence) if division is not None and divided else None
-    programs = kept_or_traced(form, division, lambda: trace(model, inputs, config.model.target))
+    mode = detect_fake_mode(list(model.parameters()))  # tensors of two modes cannot meet
+    programs = kept_or_traced((mode, form), division, lambda: trace(model, inputs, config.model.target))
     return _segments(in_training(model), programs, config, division, kernels)  # which a kept trace has not seen
 
 

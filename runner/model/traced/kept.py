@@ -18,7 +18,7 @@ _KEPT: ContextVar[dict[Hashable, tuple[dict[bool, Program], Any]] | None] = Cont
 def keeping_traces() -> Iterator[None]:
     """Keep the traces that are made in the block.
 
-    All models that are traced in it are the same one, and all of their tensors are of one mode of fake tensors.
+    All models that are traced in it are the same one.
     """
     token = _KEPT.set({})
     try:
@@ -31,7 +31,7 @@ def kept_or_traced(key: Hashable, holds: Any, trace: Callable[[], dict[bool, Pro
     """What a trace of the model has given before, or gives now.
 
     Args:
-        key: tells the forms apart in which the model is traced.
+        key: tells the forms apart in which the model is traced, and the modes of fake tensors of which it is.
         holds: what the operators of the trace refer to by name, which lives as long as the trace.
         trace: makes the trace.
     """
