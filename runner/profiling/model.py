@@ -38,9 +38,9 @@ from runner.model.modes import num_evaluating
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
+from runner.optim.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import compression_of, optimizer_of
-from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from runner.model.fake import fake_tensors
 from runner.model.live_tracker import LiveTracker
-from runner.optim.kinds.build import observed_state_bytes
+from runner.optim.build import observed_state_bytes
 from runner.profile import OwnUpdate
 
 __all__ = ["observed_update", "state_bytes_of_shape"]

@@ -27,9 +27,9 @@ from runner.model.load import load_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.split.backward import backward_input, backward_weight
 from runner.model.traced.module_structure import structure_of
+from runner.optim.build import measure_step_seconds_per_byte
 from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.compression.timing import compression_seconds
-from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.busy import Probes

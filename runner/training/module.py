@@ -16,7 +16,7 @@ from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
-from runner.optim.kinds.build import build_optimizer
+from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.plan.averaging import averaging_of
 from runner.strategy.pipeline import EngineStrategy

@@ -15,7 +15,7 @@ from torch import nn
 from runner.engine.options import FinishedStep
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScale, LossScaling
-from runner.optim.kinds.build import build_optimizer
+from runner.optim.build import build_optimizer
 from runner.optim.states.master import MasterWeights
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)

@@ -18,6 +18,7 @@ from runner.config.compose.resolve import resolve
 from runner.config.schema import CompressionConfig, OptimizerConfig
 from runner.errors import RequestError
 from runner.launch.local.template import imports_of
+from runner.optim.build import measure_step_seconds_per_byte
 from runner.optim.catalogue.compression import CompressionKind, Wire
 from runner.optim.catalogue.found import find_kinds
 from runner.optim.catalogue.kind import OptimizerKind
@@ -28,7 +29,6 @@ from runner.optim.catalogue.registry import (
     optimizer_of,
     target_problems,
 )
-from runner.optim.kinds.build import measure_step_seconds_per_byte
 
 CPU = torch.device("cpu")
 

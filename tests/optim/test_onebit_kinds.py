@@ -12,8 +12,8 @@ from torch import nn
 from runner.config.schema import OptimizerConfig
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
+from runner.optim.build import build_optimizer
 from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.optim.kinds.build import build_optimizer
 from runner.optim.kinds.onebit import OneBitOptimizer
 
 SHAPES = [(6, 8), (16,), (4, 8)]

@@ -14,8 +14,8 @@ from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
 from runner.errors import RequestError
+from runner.optim.build import build_optimizer, observed_state_ratio
 from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.optim.kinds.build import build_optimizer, observed_state_ratio
 from runner.optim.learning_rate import build_scheduler
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}

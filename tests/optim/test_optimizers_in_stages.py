@@ -19,8 +19,8 @@ from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import RequestError
+from runner.optim.build import build_optimizer
 from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.optim.kinds.build import build_optimizer
 from runner.strategy.compressed import attach_compression, compressing
 
 LAYOUT: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "count": 2}

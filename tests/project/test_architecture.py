@@ -85,14 +85,13 @@ IN_CIRCLES = {
         "adapter compiled embeddings freeze kernels layers lightning_module load logged_names pretrained sharded "
         "traced",
     ),
-    "optim": ("catalogue kinds",),
     "plan": ("budgets choices cores draft memory reductions stages time values weights",),
 }
 
 # Parts of rooms that count as rooms of their own, because other rooms stand on them alone.
 PARTS = {
     "memory.solve": ("runner.memory.solve",),
-    "optim.catalogue": ("runner.optim.catalogue",),
+    "optim.catalogue": ("runner.optim.catalogue", "runner.optim.blocks"),
     "config.schema": (
         "runner.config.schema",
         "runner.config.compose.field_comments",

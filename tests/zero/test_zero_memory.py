@@ -11,8 +11,8 @@ from narrow import present
 from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
+from runner.optim.build import state_bytes_per_gradient_byte
 from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.optim.kinds.build import state_bytes_per_gradient_byte
 from runner.plan.make import make_plan
 from runner.plan.memory.zero import sharing_of
 from runner.plan.stages.figures import stage_figures

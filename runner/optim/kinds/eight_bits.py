@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.optim.catalogue.optimizers.eight_bits import BLOCK, SMALLEST
+from runner.optim.blocks import BLOCK_8, SMALLEST_8
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns about kernels that it can do without
 
@@ -46,14 +46,14 @@ class Piece:
     @property
     def is_small(self) -> bool:
         """Whether the parameter keeps fp32 moments."""
-        return self.elements < SMALLEST
+        return self.elements < SMALLEST_8
 
     def aligned(self) -> Iterator[Piece]:
         """Cut the piece so that every part except the last ends where a block of the whole parameter ends."""
         if self.is_small:
             yield self
             return
-        first = min(self.stop, self.start + -self.offset % BLOCK)
+        first = min(self.stop, self.start + -self.offset % BLOCK_8)
         for start, stop in ((self.start, first), (first, self.stop)):
             if start < stop:
                 yield Piece(start, stop, self.offset + start - self.start, self.elements)
@@ -113,7 +113,7 @@ class Adam8bit(_AdamW8bit):  # type: ignore[misc]
 def _counts(piece: Piece) -> tuple[int, int, int]:
     """Numbers of elements with moments of 8 bits, of their blocks, and of elements with fp32 moments."""
     count = piece.stop - piece.start
-    return (0, 0, count) if piece.is_small else (count, -(-count // BLOCK), 0)
+    return (0, 0, count) if piece.is_small else (count, -(-count // BLOCK_8), 0)
 
 
 def _update_wide(gradient: Tensor, weight: Tensor, first: Tensor, second: Tensor, config: Any, step: int) -> None:

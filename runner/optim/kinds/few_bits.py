@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.noise import hide_noise
-from runner.optim.catalogue.optimizers.few_bits import BLOCK_4, BLOCK_FP8, SMALLEST
+from runner.optim.blocks import BLOCK_4, BLOCK_FP8, SMALLEST_TORCHAO
 
 hide_noise()  # torchao speaks at its import
 
@@ -93,7 +93,7 @@ class _FewBitAdam(Optimizer):
         state["step"] = torch.zeros(())
         blocks, rest = divmod(parameter.numel(), self.block)
         for name in _MOMENTS:
-            if rest or parameter.numel() < SMALLEST:
+            if rest or parameter.numel() < SMALLEST_TORCHAO:
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32)
             else:
                 state[f"{name}_codes"] = self._no_codes(parameter)

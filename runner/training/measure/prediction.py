@@ -19,8 +19,8 @@ from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.model.tags import named_parameters
+from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.compression.rounds import GradientStep
-from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.plan.averaging import averaging_of

@@ -32,7 +32,7 @@ from runner.model.precision import autocast_of, cast_module, dtype_of, for_loss,
 from runner.model.seeds import mix_seed, seed_generators, seed_process
 from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
-from runner.optim.kinds.build import build_optimizer
+from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights

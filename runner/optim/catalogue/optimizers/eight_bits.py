@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
+from runner.optim.blocks import BLOCK_8, SMALLEST_8
 from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["ADAM8BIT", "BLOCK", "SMALLEST"]
-
-BLOCK = 256
-"""Number of elements that share a scale; bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu."""
-
-SMALLEST = 4096
-"""Size of the smallest tensor that it cuts into blocks; bitsandbytes/optim/optimizer.py: min_8bit_size."""
+__all__ = ["ADAM8BIT"]
 
 _CODES = 2 * 256 * FP32_WIDTH  # the tables of the 256 values that a byte stands for, one for each moment
 
@@ -31,9 +26,9 @@ def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
 
 def _state_bytes(elements: int) -> int:
     """Bytes of two moments of a byte each, with an fp32 maximum for every block of both; small tensors stay fp32."""
-    if elements < SMALLEST:
+    if elements < SMALLEST_8:
         return 2 * FP32_WIDTH * elements
-    return 2 * (elements + FP32_WIDTH * -(-elements // BLOCK))
+    return 2 * (elements + FP32_WIDTH * -(-elements // BLOCK_8))
 
 
 ADAM8BIT = OptimizerKind(
@@ -46,7 +41,7 @@ ADAM8BIT = OptimizerKind(
     values=2.0,
     state_bytes=_state_bytes,
     constant_bytes=_CODES,
-    table_elements=SMALLEST,
+    table_elements=SMALLEST_8,
     reads=BETAS,
     decoupled=True,
     package="bitsandbytes",

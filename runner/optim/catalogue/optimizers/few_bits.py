@@ -6,22 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
+from runner.optim.blocks import BLOCK_4, BLOCK_FP8, SMALLEST_TORCHAO
 from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["ADAM4BIT", "ADAM_FP8", "BLOCK_4", "BLOCK_FP8", "SMALLEST"]
-
-BLOCK_4 = 128
-"""Number of elements in a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
-
-BLOCK_FP8 = 256
-"""Number of elements in a block of ``adam_fp8``; torchao/optim/adam.py: AdamWFp8, block_size."""
-
-SMALLEST = 4096
-"""Size of the smallest tensor that both cut into blocks; torchao/optim/adam.py: _new_buffer."""
+__all__ = ["ADAM4BIT", "ADAM_FP8"]
 
 _MODULE = "runner.optim.kinds.few_bits"
 
@@ -40,7 +32,7 @@ def _adam_fp8(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
 
 def _in_blocks(elements: int, *, block: int, bits: int) -> int:
     """Bytes of two moments with an fp32 scale per block; tensors that are small or do not divide stay fp32."""
-    if elements < SMALLEST or elements % block:
+    if elements < SMALLEST_TORCHAO or elements % block:
         return 2 * FP32_WIDTH * elements
     return 2 * (elements * bits // 8 + FP32_WIDTH * elements // block)
 
