@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from runner.cli.main import main
-from runner.launch import rank
-from runner.launch.local import forked, supervise, template
+from runner.launch import rank, start
+from runner.launch.local import forked, template
 from runner.launch.local.forked import Forked
-from runner.launch.local.stops import ignore_preemption
-from runner.launch.local.supervise import Process, ProcessSpec
-from runner.launch.run import start
+from runner.launch.processes import supervise
+from runner.launch.processes.stops import ignore_preemption
+from runner.launch.processes.supervise import Process, ProcessSpec
 from runner.recipes.faults import inside
 
 __all__ = ["IMPORTS", "fork_command"]
@@ -130,7 +130,7 @@ class _Seed:
 
 
 def _start(seed: _Seed, execute: Callable[[ProcessSpec], Process], spec: ProcessSpec) -> Process:
-    """As :func:`runner.launch.local.supervise.start`; a rank beside rank 0 reads its number in its imports."""
+    """As :func:`runner.launch.processes.supervise.start`; a rank beside rank 0 reads its number in its imports."""
     module = spec.command[2]
     if module == template.__name__ or (module == rank.__name__ and spec.log is None):
         return seed.start(spec)

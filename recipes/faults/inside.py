@@ -25,7 +25,7 @@ import torch.utils.data
 from runner.config import schema
 from runner.config.schema import RunConfig
 from runner.engine.executor import Executor
-from runner.launch.local import overdue
+from runner.launch.processes import overdue
 from runner.recipes.faults.acts import Here
 from runner.recipes.faults.calls import Calls
 from runner.recipes.faults.kinds import KINDS

@@ -45,7 +45,7 @@ class Place:
         return self.name.partition(" ")[0]
 
 
-_START = "runner.launch.run.start"
+_START = "runner.launch.start"
 _TRAIN = "runner.training.run"
 _OPS = tuple(dict.fromkeys(op for layout in LAYOUTS.values() for op in layout.actions))
 _ONCE_A_STEP = {"STEP": 4, "REDUCE": 4}
@@ -69,7 +69,7 @@ PLACES = {
         Place("phase directory", "command", Part.START, target=f"{_START}:take_directory"),
         Place("phase request", "command", Part.START, target=f"{_START}:write_request"),
         Place("phase ranks", "command", Part.START, target=f"{_START}:run_ranks"),
-        Place("phase poll", "command", Part.STEPS, 30, target="runner.launch.local.supervise:_end_overdue"),
+        Place("phase poll", "command", Part.STEPS, 30, target="runner.launch.processes.supervise:_end_overdue"),
         Place("phase outcome", "command", Part.END, target="runner.launch.local.ranks:_outcome"),
         Place("phase table", "command", Part.END, target=f"{_START}:show"),
         Place("phase import", "template", Part.START, target="runner.launch.local.template:import_all"),

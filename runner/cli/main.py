@@ -25,7 +25,7 @@ from runner.errors import (
     did_you_mean,
 )
 from runner.late import import_late
-from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
+from runner.launch.processes.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 from runner.noise import hide_noise
 from runner.printable import PrintableLines, printable
 from runner.progress import heard

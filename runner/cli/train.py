@@ -37,7 +37,7 @@ def run(arguments: Arguments) -> int:
 
         plugins, words = split_words(arguments.words)
         if chooses(SWEEPER, plugins):
-            from runner.launch.hydra.study import study
+            from runner.launch.study import study
 
             raise_problems(arguments.problems)
             return study(words, plugins, command=command)
@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> int:
     raise_problems(_of_sweeps(config))
     screen.tell(unread)
     screen.begins(screen.PLANNING)
-    from runner.launch.run.start import train
+    from runner.launch.start import train
 
     try:
         return train(config, command=command, begun=begun)

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.config.schema import RunConfig
 from runner.errors import (
@@ -39,15 +39,13 @@ from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, tell_plan, write_request
 from runner.launch.run.restart import failures_before, go_on, has_begun
 from runner.launch.run.same_stages import with_stages_before
-from runner.launch.slurm.requeue import requeue
-from runner.launch.slurm.step import Step
 from runner.record import RunRecord, Status, finish_failed
 from runner.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["attach", "attach_step", "world_size_problems"]
+__all__ = ["QueuedStep", "attach", "grace_problems", "run_attached", "world_size_problems"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,21 @@ _READY = "runner/ready"
 _HANDED_OVER = "runner/handed_over"
 _PREPARING = timedelta(hours=1)  # rank 0 may have to measure a model's layers first
 _HANDING_OVER = timedelta(minutes=2)
+
+
+class QueuedStep(Protocol):
+    """A step of a cluster's job, which can be put into the queue again."""
+
+    @property
+    def place(self) -> str:
+        """A name for the step that stays the same when the job is queued again."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the job has been queued again."""
+
+    def queue_again(self) -> bool:
+        """Put the job back into the queue, the last action of a rank; return whether that was done."""
 
 
 def attach(config: RunConfig, *, command: str, entry: str) -> int:
@@ -71,7 +84,7 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         RequestError, DoesNotFitError: the plan has problems, or does not fit; raised on every rank, so that the user
             sees the reason whichever rank ends first.
     """
-    raise_problems([*world_size_problems(config, int(os.environ["WORLD_SIZE"])), *_grace_problems(config)])
+    raise_problems([*world_size_problems(config, int(os.environ["WORLD_SIZE"])), *grace_problems(config)])
     signals = StopSignals.listen()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -80,38 +93,25 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    return _run(config, None, command=command, entry=entry, signals=signals)
+    return run_attached(config, None, command=command, entry=entry, signals=signals)
 
 
-def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, place_is_made: bool = False) -> int:
-    """Run this process as one of the ranks that srun started; see :func:`attach`.
-
-    When the job is told to stop, the ranks save a checkpoint at the end of a step. Rank 0 then queues the job again as
-    its last action.
-
-    Args:
-        place_is_made: whether the process that submitted the job has already made the run directory.
-
-    Raises:
-        RunFailedError: the ranks could not reach one another.
-    """
-    signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
-    if step.rank == 0:
-        logger.info("%s", step.line(config))
-    raise_problems([*step.problems(config), *world_size_problems(config, step.num_tasks), *_grace_problems(config)])
-    step.become_rank(os.environ)
-    return _run(config, step, command=command, entry=entry, place_is_made=place_is_made, signals=signals)
-
-
-def _run(
+def run_attached(
     config: RunConfig,
-    step: Step | None,
+    step: QueuedStep | None,
     *,
     command: str,
     entry: str,
     place_is_made: bool = False,
     signals: StopSignals | None = None,
 ) -> int:
+    """Run this process as one of the ranks, which knows its number, and can reach the others.
+
+    Args:
+        step: what started the ranks, if that can start them again.
+        place_is_made: whether the process that submitted the job has already made the run directory.
+        signals: those that ask for a checkpoint at the end of a step.
+    """
     rank = int(os.environ["RANK"])
     prepare_process(config)
     store = open_store(config)
@@ -125,7 +125,7 @@ def _run(
 def _run_in(
     run_dir: Path,
     config: RunConfig,
-    step: Step | None,
+    step: QueuedStep | None,
     store: Store | None,
     *,
     entry: str,
@@ -156,7 +156,7 @@ def _run_in(
     return EXIT_PREEMPTED
 
 
-def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, step: Step | None) -> int:
+def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, step: QueuedStep | None) -> int:
     """Report a failure, queue the job again where that is allowed, and return the exit status of this rank."""
     message = f"rank {rank} failed: {failure.summary()}"
     logger.error("%s", message)
@@ -170,7 +170,7 @@ def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, 
         advise(config, run_dir)
     may_restart = failures_before(RunRecord.load(run_dir)) < config.launcher.max_restarts
     if step is not None and failure.exit_status == EXIT_FAILED and may_restart:
-        requeue(step.job)
+        step.queue_again()
     return failure.exit_status
 
 
@@ -187,7 +187,8 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
     return [Problem("parallelism", shown, rule, f"WORLD_SIZE is {world_size}", fix)]
 
 
-def _grace_problems(config: RunConfig) -> list[Problem]:
+def grace_problems(config: RunConfig) -> list[Problem]:
+    """A problem if the request says how long ranks may take to stop, which is not for this process to decide."""
     if config.launcher.grace_seconds is None:
         return []
     path, why = "launcher.grace_seconds", "Who has started the ranks also ends them"
@@ -204,7 +205,7 @@ class _Beginning:
     def __init__(
         self,
         config: RunConfig,
-        step: Step | None,
+        step: QueuedStep | None,
         command: str,
         place_is_made: bool,
         held: contextlib.ExitStack,
@@ -293,7 +294,7 @@ def _finish(run_dir: Path, status: Status, reason: str) -> bool:
     return True
 
 
-def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: StopSignals | None) -> None:
+def _hand_over(config: RunConfig, run_dir: Path, step: QueuedStep | None, signals: StopSignals | None) -> None:
     """Record that the run was preempted and queue the job again.
 
     All data must have been saved. Only the exit may follow, because SLURM ends the processes of a job that it queues
@@ -304,7 +305,7 @@ def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: Sto
     record.replace(status="preempted", reason=reason).save(run_dir)
     logger.info("%s", reason)
     if step is not None and config.launcher.requeue:
-        requeue(step.job)
+        step.queue_again()
 
 
 def _leave_together(store: Store | None, rank: int) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, MutableMapping
 
 from runner.errors import Problem, raise_problems
-from runner.launch.local.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.processes.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
 __all__ = ["become_rank", "num_ranks"]
 

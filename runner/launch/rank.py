@@ -24,10 +24,10 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_PREEMPTED
 from runner.late import import_late
 from runner.launch.failure import RankFailure, error_file, log_file
-from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
-from runner.launch.local.meeting import MEETING_VARIABLE, meet, of_this_run
-from runner.launch.local.stops import ignore_preemption
-from runner.launch.local.supervise import Endings, die_with_parent
+from runner.launch.processes.handed_over import REPORTS_VARIABLE, hand_over
+from runner.launch.processes.meeting import MEETING_VARIABLE, meet, of_this_run
+from runner.launch.processes.stops import ignore_preemption
+from runner.launch.processes.supervise import Endings, die_with_parent
 from runner.noise import hide_noise
 from runner.pulse import PULSES_VARIABLE, Phase, Pulse
 from runner.training.stop_signals import StopSignals
@@ -96,7 +96,7 @@ def rank_variables(rank: int, store_fd: int, reports_fd: int, pulses_fd: int) ->
 
     Args:
         store_fd: the listening socket of the store, which rank 0 inherits.
-        reports_fd: see :class:`runner.launch.local.handed_over.HandedOver`.
+        reports_fd: see :class:`runner.launch.processes.handed_over.HandedOver`.
         pulses_fd: see :class:`runner.pulse.Pulses`.
     """
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

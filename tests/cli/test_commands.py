@@ -233,7 +233,7 @@ def test_a_sweep_of_plans_is_a_list_and_an_unsupported_one_no_failure(capsys: py
 
 
 def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.launch.run import start
+    from runner.launch import start
     from runner.launch.sweep import run as sweep
 
     seen: list[object] = []
@@ -258,7 +258,7 @@ def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from runner.launch.run import start
+    from runner.launch import start
 
     def interrupted(*_: object, **__: Any) -> int:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.screen import PLANNING
-from runner.launch.run import start
+from runner.launch import start
 
 
 class Screen(io.StringIO):

@@ -62,7 +62,7 @@ def test_a_wrong_argument_is_told_without_the_secret() -> None:
 
 @pytest.mark.costly
 def test_a_run_gets_the_value_and_writes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.launch.run.start import train
+    from runner.launch.start import train
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keeper.py").write_text(

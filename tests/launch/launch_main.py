@@ -10,8 +10,8 @@ from runner.config.compose.resolve import resolve, resolve_sweep, save
 from runner.config.schema import RunConfig
 from runner.errors import RunnerError
 from runner.launch.local.ranks import Launch, run_ranks
-from runner.launch.local.stops import exit_status_of, listen_for_stops, signal_of
-from runner.launch.run.start import train
+from runner.launch.processes.stops import exit_status_of, listen_for_stops, signal_of
+from runner.launch.start import train
 from runner.launch.sweep.run import sweep
 
 

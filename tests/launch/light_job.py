@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner.launch.local.supervise import die_with_parent
+from runner.launch.processes.supervise import die_with_parent
 from runner.record import RunRecord, step_seconds
 
 STARTS = "starts.txt"

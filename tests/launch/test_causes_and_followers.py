@@ -15,7 +15,7 @@ import runner
 from runner.errors import RunFailedError
 from runner.launch.failure import RankFailure, error_file
 from runner.launch.local import ranks
-from runner.launch.local.supervise import Ending
+from runner.launch.processes.supervise import Ending
 
 GLOO = (
     "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:28887. This is typically caused by"

@@ -15,7 +15,7 @@ from launch_helpers import HERE, OVERRIDES, Started, wait_for
 from runner.config.compose.resolve import resolve
 from runner.launch.local.forked import Forked, Template
 from runner.launch.local.ranks import import_ahead
-from runner.launch.local.supervise import ProcessSpec
+from runner.launch.processes.supervise import ProcessSpec
 from runner.record import RunRecord
 
 RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")

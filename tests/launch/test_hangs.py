@@ -13,7 +13,7 @@ from processes import left_behind
 
 import runner
 from runner.config.compose.resolve import resolve
-from runner.launch.run.start import train
+from runner.launch.start import train
 from runner.record import RunRecord
 
 MINE = """

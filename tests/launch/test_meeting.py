@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from runner.errors import RunFailedError
-from runner.launch.local.meeting import meet
+from runner.launch.processes.meeting import meet
 
 
 def _as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int, address: str = "127.0.0.1") -> None:

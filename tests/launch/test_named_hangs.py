@@ -10,9 +10,9 @@ import pytest
 
 import runner
 from runner.launch.local import ranks
-from runner.launch.local.overdue import Watch
 from runner.launch.local.ranks import Launch, Outcome
-from runner.launch.local.supervise import Ending, ProcessSpec, supervise
+from runner.launch.processes.overdue import Watch
+from runner.launch.processes.supervise import Ending, ProcessSpec, supervise
 from runner.pulse import NO_PROGRESS, PULSES_VARIABLE, Phase, Pulse, Pulses
 from runner.record import hang_file
 from runner.training import watchdog

@@ -102,7 +102,7 @@ def test_without_restarts_a_failed_job_is_not_queued_again(
 ) -> None:
     """The end of one rank, by its watchdog say, stands in the record when the others find their peer gone."""
     queued: list[str] = []
-    monkeypatch.setattr(attach, "requeue", queued.append)
+    monkeypatch.setattr("runner.launch.slurm.step.requeue", queued.append)
     step = Step("7", "0", 0, rank=1, local_rank=1, node=0, nodes="n1", tasks=(2,))
     lost = RankFailure.of(RuntimeError("Connection closed by peer"))
     RunRecord(status="running").save(tmp_path)

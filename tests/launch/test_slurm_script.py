@@ -13,10 +13,10 @@ from runner.config.rules.sections import rules
 from runner.config.schema import LauncherConfig, ParallelismConfig, RunConfig
 from runner.errors import DoesNotFitError, RequestError
 from runner.launch.run.prepare import prepare
-from runner.launch.run.start import train
 from runner.launch.slurm.script import batch_script
 from runner.launch.slurm.step import Step, current_step, tasks_per_node
 from runner.launch.slurm.submit import print_script
+from runner.launch.start import train
 from runner.launch.sweep.run import sweep
 from runner.launch.verify import verify
 

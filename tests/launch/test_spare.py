@@ -10,7 +10,7 @@ from launch_helpers import OVERRIDES
 from processes import left_behind
 
 from runner.config.compose.resolve import resolve
-from runner.launch.run.start import train
+from runner.launch.start import train
 from runner.record import RunRecord
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from runner.launch.local.grace import grace_seconds
 SLOW = """
 import functools, sys
 from pathlib import Path
-from runner.launch.local.supervise import ProcessSpec, supervise
+from runner.launch.processes.supervise import ProcessSpec, supervise
 rank = '''
 import pathlib, signal, sys, time
 told = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.compose.resolve import resolve
-from runner.launch.local.meeting import TOKEN_VARIABLE
+from runner.launch.processes.meeting import TOKEN_VARIABLE
 from runner.launch.slurm.script import batch_script
 
 HERE = Path(__file__).parent

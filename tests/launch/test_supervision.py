@@ -21,9 +21,9 @@ import pytest
 from runner.engine.engine import Engine
 from runner.engine.transport import sockets
 from runner.errors import RunFailedError
-from runner.launch.local import supervise as supervision
-from runner.launch.local.overdue import Watch
-from runner.launch.local.supervise import supervise
+from runner.launch.processes import supervise as supervision
+from runner.launch.processes.overdue import Watch
+from runner.launch.processes.supervise import supervise
 from runner.pulse import MOST_SECONDS_PER_POLL, PULSES_VARIABLE, Phase, PollClock, Pulse, Pulses
 from runner.record import RunRecord, hang_file
 from runner.strategy.pipeline import EngineStrategy

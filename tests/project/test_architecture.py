@@ -80,7 +80,6 @@ IN_CIRCLES = {
         "actions context engine executor failure headers measure open_window options run_windows step_ends stream "
         "update weights works",
     ),
-    "launch": ("attach run slurm", "hydra sweep", "local rank"),
     "model": (
         "adapter compiled embeddings freeze kernels layers lightning_module load logged_names pretrained sharded "
         "traced",

@@ -38,7 +38,7 @@ from typing import ClassVar, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = (
-    "runner.cli.main", "runner.cli.commands", "runner.launch.run.start", "runner.launch.run.resume",
+    "runner.cli.main", "runner.cli.commands", "runner.launch.start", "runner.launch.run.resume",
     "runner.launch.verify", "runner.launch.local.ranks", "runner.plan.make", "runner.training.run",
     "runner.cli.request", "runner.cli.train", "runner.report.write",
     "hydra._internal.config_loader_impl", "runner.config.compose.option_folder", "omegaconf", "socketserver",

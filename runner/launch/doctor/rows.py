@@ -20,8 +20,8 @@ from runner.config.links import links_file
 from runner.environment import environment
 from runner.launch.doctor.collectives import RING, measure_collectives, start_together
 from runner.launch.doctor.link_fit import LinkFit
-from runner.launch.local.meeting import FIRST_PORT, NUM_PORTS
 from runner.launch.needs.zero import has_libaio
+from runner.launch.processes.meeting import FIRST_PORT, NUM_PORTS
 from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = ["PYTHON", "VERSIONS", "Check", "collectives", "examine"]

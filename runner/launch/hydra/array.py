@@ -72,7 +72,7 @@ def submit_array(
         settings: the settings of Hydra's launcher ``submitit_slurm``.
         jobs: number of each job to its directory, which holds what the ranks read, and its request.
         sweep_dir: holds submitit's own files, in ``.submitit``.
-        entry: see :func:`runner.launch.run.start.train`.
+        entry: see :func:`runner.launch.start.train`.
     """
     import submitit
 

@@ -28,8 +28,8 @@ from io import FileIO
 from types import TracebackType
 from typing import Any, Self
 
-from runner.launch.local.stops import name_of_signal
-from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, reap, start
+from runner.launch.processes.stops import name_of_signal
+from runner.launch.processes.supervise import POLL_SECONDS, ProcessSpec, end, reap, start
 from runner.pulse import PollClock
 
 __all__ = ["Forked", "Spare", "Template"]

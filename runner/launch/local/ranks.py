@@ -24,12 +24,12 @@ from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Spare, Template
 from runner.launch.local.grace import grace_seconds
-from runner.launch.local.handed_over import HandedOver
-from runner.launch.local.meeting import TOKEN_VARIABLE
-from runner.launch.local.overdue import Watch, limits_of
-from runner.launch.local.stops import exit_status_of, name_of_signal
-from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
+from runner.launch.processes.handed_over import HandedOver
+from runner.launch.processes.meeting import TOKEN_VARIABLE
+from runner.launch.processes.overdue import Watch, limits_of
+from runner.launch.processes.stops import exit_status_of, name_of_signal
+from runner.launch.processes.supervise import Ending, ProcessSpec, supervise
 from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.pulse import NO_PROGRESS, Phase, Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file

@@ -22,8 +22,8 @@ from pathlib import Path
 from runner.config.schema import RunConfig
 from runner.late import import_late
 from runner.launch.failure import log_file
-from runner.launch.local.stops import ignore_preemption
-from runner.launch.local.supervise import die_with_parent
+from runner.launch.processes.stops import ignore_preemption
+from runner.launch.processes.supervise import die_with_parent
 from runner.launch.rank import rank_variables, run
 from runner.noise import hide_noise
 from runner.optim.catalogue.registry import optimizer_of

@@ -1,24 +1,51 @@
-"""One rank of a submitted job: ``python -m runner.launch.slurm.job RUN_DIR [MODULE:FUNCTION]``, started by srun."""
+"""Ranks that srun starts: those of a command, and those of a submitted job.
+
+One of a submitted job is ``python -m runner.launch.slurm.job RUN_DIR [MODULE:FUNCTION]``.
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
-from runner.errors import EXIT_WRONG_REQUEST, RunnerError
-from runner.launch.attach import attach_step
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_WRONG_REQUEST, RunnerError, raise_problems
+from runner.launch.attach import grace_problems, run_attached, world_size_problems
 from runner.launch.failure import status_of
 from runner.launch.rank import TRAIN_ENTRY, leave
 from runner.launch.run.lock import InUseError
 from runner.launch.run.prepare import CONFIG_FILE
-from runner.launch.slurm.step import current_step
+from runner.launch.slurm.step import Step, current_step
 from runner.record import RunRecord, finish_failed
+from runner.training.stop_signals import StopSignals
 
-__all__ = ["main"]
+__all__ = ["attach_step", "main"]
 
 logger = logging.getLogger(__name__)
+
+
+def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, place_is_made: bool = False) -> int:
+    """Run this process as one of the ranks that srun started; see :func:`runner.launch.attach.attach`.
+
+    When the job is told to stop, the ranks save a checkpoint at the end of a step. Rank 0 then queues the job again as
+    its last action.
+
+    Args:
+        place_is_made: whether the process that submitted the job has already made the run directory.
+
+    Raises:
+        RunFailedError: the ranks could not reach one another.
+    """
+    signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
+    if step.rank == 0:
+        logger.info("%s", step.line(config))
+    raise_problems([*step.problems(config), *world_size_problems(config, step.num_tasks), *grace_problems(config)])
+    step.become_rank(os.environ)
+    return run_attached(config, step, command=command, entry=entry, place_is_made=place_is_made, signals=signals)
 
 
 def main(run_dir: Path, entry: str = TRAIN_ENTRY) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.config.schema import RunConfig
-from runner.launch.local.meeting import TOKEN_VARIABLE
+from runner.launch.processes.meeting import TOKEN_VARIABLE
 
 __all__ = ["LOG_FILE", "SCRIPT_FILE", "batch_script", "cpus_per_rank", "ranks_per_node"]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
-from runner.launch.local.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.processes.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.slurm.requeue import requeue
 
 __all__ = ["Step", "current_step", "without_job"]
 
@@ -71,6 +72,10 @@ class Step:
             why = f"srun started ranks on {self.nodes}"
             return [Problem("launcher.nodes", nodes, f"must be {len(self.tasks)}", why, f"srun --nodes={nodes}")]
         return []
+
+    def queue_again(self) -> bool:
+        """Put the job back into the queue, see :func:`runner.launch.slurm.requeue.requeue`."""
+        return requeue(self.job)
 
     def become_rank(self, environment: MutableMapping[str, str]) -> None:
         """Set the variables of a rank; an address and a port that are set already are kept."""

@@ -26,7 +26,7 @@ from runner.errors import (
     RunFailedError,
     raise_problems,
 )
-from runner.launch.local.stops import signal_of
+from runner.launch.processes.stops import signal_of
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import OUTPUTS, create_run_directory
 from runner.launch.run.going_on import short_path

@@ -16,15 +16,15 @@ from runner.errors import EXIT_FAILED, RunnerError
 from runner.late import import_late
 from runner.launch.failure import RankFailure, status_of
 from runner.launch.local.ranks import import_ahead, stopped_early
-from runner.launch.local.stops import end_undisturbed, listen_for_stops, signal_of
-from runner.launch.local.supervise import die_with_parent
+from runner.launch.processes.stops import end_undisturbed, listen_for_stops, signal_of
+from runner.launch.processes.supervise import die_with_parent
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.lock import InUseError, alone_in
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare, tell_plan
 from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.run.same_stages import with_stages_before
-from runner.launch.run.start import run_in
+from runner.launch.start import run_in
 from runner.noise import hide_noise
 from runner.record import RunRecord, finish_failed
 

@@ -17,8 +17,8 @@ from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUE
 from runner.launch.failure import status_of
 from runner.launch.local.grace import grace_seconds
 from runner.launch.local.ranks import stopped_early
-from runner.launch.local.stops import exit_status_of, name_of_signal, signal_of
-from runner.launch.local.supervise import ProcessSpec, supervise
+from runner.launch.processes.stops import exit_status_of, name_of_signal, signal_of
+from runner.launch.processes.supervise import ProcessSpec, supervise
 from runner.launch.run.directory import job_directory
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.run.restart import from_newest

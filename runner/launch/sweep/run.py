@@ -52,7 +52,7 @@ def sweep(
     Args:
         override_lists: for every job all of its overrides; at least one job.
         command: what the user typed, for the records.
-        entry: see :func:`runner.launch.run.start.train`.
+        entry: see :func:`runner.launch.start.train`.
         console: where the table is shown; default standard output.
         plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, the jobs run one after another
             on this machine.

@@ -15,8 +15,8 @@ from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.failure import unwritable
 from runner.launch.local.forked import Spare
 from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
-from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
+from runner.launch.processes.stops import end_undisturbed, signal_of
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.run.lock import take_directory
@@ -80,7 +80,7 @@ def train(
         leave(attach(config, command=command, entry=entry))
     step = current_step()
     if step is not None and step.num_tasks > 1:
-        from runner.launch.attach import attach_step
+        from runner.launch.slurm.job import attach_step
 
         leave(attach_step(config, step, command=command, entry=entry))
     if config.launcher.name == "slurm":

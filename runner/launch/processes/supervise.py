@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.errors import EXIT_OK
-from runner.launch.local.overdue import Overdue, Watch
-from runner.launch.local.stops import StopRequests
+from runner.launch.processes.overdue import Overdue, Watch
+from runner.launch.processes.stops import StopRequests
 from runner.parent import end_with
 from runner.pulse import PollClock
 
