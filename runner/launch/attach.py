@@ -110,7 +110,7 @@ def run_attached(
     Args:
         step: what started the ranks, if that can start them again.
         place_is_made: whether the process that submitted the job has already made the run directory.
-        signals: those that ask for a checkpoint at the end of a step.
+        signals: the signals that ask for a checkpoint at the end of a step.
     """
     rank = int(os.environ["RANK"])
     prepare_process(config)
