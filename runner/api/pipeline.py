@@ -25,6 +25,7 @@ from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.lightning_module import brings, lists_layers
 from runner.model.logged_names import not_called_notes
+from runner.model.metrics import KeptLogs
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
 from runner.plan.cut.partition import Partition, partition_problems, uniform
@@ -183,8 +184,10 @@ class PipelineStrategy(pipeline.EngineStrategy):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         if self.last_step is not None and self.lightning_module is not None:
-            self.lightning_module.log("loss", self.last_step.loss, prog_bar=True, batch_size=1)
-            if self.last_step.grad_norm is not None:
+            own = {each.name for each in self.options.figures.figures} if self.options.figures is not None else ()
+            if "loss" not in own:
+                self.lightning_module.log("loss", self.last_step.loss, prog_bar=True, batch_size=1)
+            if self.last_step.grad_norm is not None and "grad_norm" not in own:
                 self.lightning_module.log("grad_norm", self.last_step.grad_norm, batch_size=1)
         return result
 
@@ -199,16 +202,20 @@ class PipelineStrategy(pipeline.EngineStrategy):
 
     def _adapt(self, model: pl.LightningModule) -> None:
         raise_problems(_module_problems(model))
-        for note in not_called_notes(model, ("training_step", "validation_step", "test_step"), _LOGGED_INSTEAD):
-            rank_zero_info(note)
         num_stages = self.plan.schedule.stages
         loss: Any = getattr(model, "loss", None)
+        logs = KeptLogs()
         if not callable(loss):
             self._sources, loss = traced_step_layers(model, num_stages)
+            logs = loss.logs
         elif lists_layers(model) or num_stages == 1:
             self._sources = layers_of(model, self.options.seed, type(model).__name__)
         else:
             self._sources = traced_layers(model, num_stages)
+        self.options = replace(self.options, figures=logs.figures, metrics=logs.validation)
+        steps = "training_step", "validation_step", "test_step"
+        for note in not_called_notes(model, steps, logs.left_out, _LOGGED_INSTEAD):
+            rank_zero_info(note)
         name = "uniform" if self._boundaries is None else "manual"
         raise_problems(partition_problems(name, self._boundaries, num_stages, len(self._sources)))
         partition = _cut(len(self._sources), num_stages, self._boundaries)

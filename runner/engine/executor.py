@@ -54,6 +54,7 @@ class Executor:
             seed=options.seed,
             on_losses=ends.send_loss,
             metrics=options.metrics,
+            figures=options.figures,
         )
         self._messages = Messages(rank, sizes_vary=options.sizes_vary, scatters=options.scatters)
         self._opportunist = Opportunist.of(rank, self._messages)

@@ -29,6 +29,7 @@ class WindowOpener:
         shares: the share of each in the samples; empty: all are alike.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
         num_metrics: how many metrics are measured in windows that are not of training.
+        num_figures: how many figures there are beside the loss in windows of training.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class WindowOpener:
         shares: Sequence[float] = (),
         all_take_part: bool,
         num_metrics: int = 0,
+        num_figures: int = 0,
     ) -> None:
         self._view, self._stream, self._headers = view, stream, headers
-        self._microbatches, self._all_take_part, self._num_metrics = microbatches, all_take_part, num_metrics
+        self._microbatches, self._all_take_part = microbatches, all_take_part
+        self._num_rows = {True: num_figures, False: num_metrics}
         self._parts = shares or microbatches
 
     def open(
@@ -88,5 +91,5 @@ class WindowOpener:
             stand_ins=stand_ins,
             first=self._stream.place(step) * self._microbatches if training else 0,
             waits_for_step=set(self._view.holders),
-            metrics=torch.zeros(0 if training else self._num_metrics, 2, dtype=torch.float64),
+            metrics=torch.zeros(self._num_rows[training], 2, dtype=torch.float64),
         )

@@ -71,6 +71,7 @@ class WindowRunner:
             shares=options.shares,
             all_take_part=rank.sharding is not None,
             num_metrics=len(options.metrics),
+            num_figures=len(options.figures.figures) if options.figures is not None else 0,
         )
         self._is_training = True  # whether the last window was of training
 

@@ -32,6 +32,7 @@ from runner.model.lightning_module import (
     loss_of_step,
     traces_its_step,
 )
+from runner.model.metrics import KeptLogs
 from runner.model.modes import in_training
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
@@ -78,6 +79,7 @@ class LoadedModel:
         made: what the model function returned.
         division: how its weights are divided among ranks; None: they are whole.
         has_own_loss: whether the loss is the module's own, and not the one that the request names.
+        logs: what its steps log, where they are traced.
     """
 
     layers: list[LayerSource]
@@ -89,6 +91,7 @@ class LoadedModel:
     made: Any = None
     division: Division | None = None
     has_own_loss: bool = False
+    logs: KeptLogs = KeptLogs()
 
 
 def model_layers(config: RunConfig) -> list[LayerSource]:
@@ -198,7 +201,7 @@ def _cut_step(made: Any, config: RunConfig, division: Division | None, kernels: 
     programs, loss = traced_step(made, batch, config.model.target)
     layers = _segments(made, programs, config, division, kernels)
     raise_problems(sharing_problems(layers, config.model.target))
-    return LoadedModel(layers, loss, made, has_own_loss=True)
+    return LoadedModel(layers, loss, made, has_own_loss=True, logs=loss.logs)
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:

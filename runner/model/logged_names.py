@@ -5,31 +5,38 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.model.lightning_module import brings
 
-__all__ = ["logged_names", "not_called_notes"]
+__all__ = ["COMPUTED", "logged_names", "not_called_notes"]
 
 
 _ADVICE = "metrics.NAME=package.module:function is evaluated in every layout"
-_COMPUTED = ("val_loss", "test_loss")  # by the engine
+_NOT_CALLED = "is not called here, so that nothing is logged as"
+
+COMPUTED = ("val_loss", "test_loss")
+"""What the engine computes itself, whatever the steps say."""
 
 
-def not_called_notes(module: Any, methods: Sequence[str], advice: str = _ADVICE) -> list[str]:
-    """A line for each of these steps of a module that logs figures and is not called: the engine runs the layers.
+def not_called_notes(
+    module: Any, methods: Sequence[str], left_out: Mapping[str, Sequence[str]], advice: str = _ADVICE
+) -> list[str]:
+    """A line for each of these steps of a module that logs figures which nothing computes: the engine runs the layers.
 
     Args:
         module: the LightningModule.
         methods: the names of its steps.
+        left_out: for a step that is traced, the names of what it logs and is not computed beside the loss.
         advice: what there is instead.
     """
     notes = []
     for method in methods:
-        names = [name for name in logged_names(module, method) if name not in _COMPUTED]
+        logs = left_out.get(method, logged_names(module, method))
+        names = [name for name in logs if name not in COMPUTED]
         if names:
-            said = "is not called here, so that nothing is logged as"
+            said = "is traced, so that these are not logged:" if method in left_out else _NOT_CALLED
             notes.append(f"{type(module).__name__}.{method} {said} {', '.join(names)}; {advice}")
     return notes
 

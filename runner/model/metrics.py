@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from runner.errors import Problem, RequestError, RunnerError
 from runner.model.targets import explained
 from runner.targets import import_target
 
-__all__ = ["Metric", "load_metrics", "metric_problems"]
+__all__ = ["Figure", "KeptLogs", "Metric", "StepFigures", "load_metrics", "metric_problems"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Metric:
         name: the part of ``metrics.NAME`` after the dot; its values are written as ``val_NAME``.
         target: ``package.module:function``.
         function: what ``target`` names; returns the mean over its samples, or ``(sum, weight)``.
+        logged_as: the name under which it is logged, if a step of the user's has logged it; empty: ``val_NAME``.
     """
 
     name: str
     target: str
     function: Callable[[Any, Any], Any]
+    logged_as: str = ""
 
     def measure(self, output: Any, target: Any, num_samples: int) -> tuple[float, float]:
         """``(sum, weight)`` over a micro-batch; a mean gets its number of samples as weight.
@@ -62,6 +64,42 @@ class Metric:
 
     def _refused(self, rule: str, why: str) -> RequestError:
         return RequestError([Problem(f"metrics.{self.name}", self.target, rule, why)])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value that a LightningModule logs: its name, and where ``log`` was told to show it."""
+
+    name: str
+    shown: Mapping[str, Any]
+
+
+@dataclass
+class StepFigures:
+    """What a traced ``training_step`` logs beside its loss.
+
+    Args:
+        figures: in the order of ``values``; the same on every rank.
+        values: scalars of the last micro-batch, which the loss function sets at each call.
+    """
+
+    figures: tuple[Figure, ...]
+    values: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeptLogs:
+    """What the steps of a LightningModule log that are traced.
+
+    Args:
+        figures: of ``training_step``, beside the loss.
+        validation: of ``validation_step``.
+        left_out: for each step that was traced, the names of what else it logs.
+    """
+
+    figures: StepFigures | None = None
+    validation: tuple[Metric, ...] = ()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def load_metrics(targets: Mapping[str, str]) -> tuple[Metric, ...]:

@@ -351,6 +351,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         self.last_step = finished[-1] if finished else None
         if self.last_step is not None:
             _tell_loss(closure, self.last_step.loss)
+            self._log_figures(self.last_step)
             if self.last_step.skipped:
                 self.meter.skipped()
         if self.engine.stops:
@@ -358,6 +359,15 @@ class EngineStrategy(NamedCheckpointStrategy):
             assert self.lightning_module is not None
             self.lightning_module.trainer.should_stop = True
         return result
+
+    def _log_figures(self, step: FinishedStep) -> None:
+        """Log what the module's traced ``training_step`` logs, over the whole batch and on every rank."""
+        figures = self.options.figures.figures if self.options.figures is not None else ()
+        for figure, (total, samples) in zip(figures, step.figures, strict=not step.skipped):
+            assert self.lightning_module is not None
+            if not samples:
+                continue
+            self.lightning_module.log(figure.name, total / samples, batch_size=round(samples), **figure.shown)
 
     def take_finished(self, *, settled: bool = False) -> list[FinishedStep]:
         """The steps that ended since the last call, in order.

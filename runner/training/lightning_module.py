@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +47,8 @@ def trainable(model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -
     """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
         return LayersModule(model.layers, model.loss, config, model.division)
+    metrics = (*strategy.options.metrics, *model.logs.validation)
+    strategy.options = replace(strategy.options, metrics=metrics, figures=model.logs.figures)
     _Bound(model, strategy, config).bind()
     return model.module
 
@@ -148,7 +151,7 @@ class _Bound:
 
     def _validation_step(self, batch: StepBatch, batch_idx: int) -> Any:
         if self._model.step is None:
-            self._sums.add_all(self._config.metrics, self._strategy.validate(batch))
+            self._sums.add_all(self._strategy.options.metrics, self._strategy.validate(batch))
             return None
         if not batch.samples:
             return None
@@ -214,7 +217,8 @@ class _Bound:
         own = self._logged.means(self._strategy)
         means = self._sums.means(self._strategy)
         step = self._module.trainer.global_step
+        labels = {metric.name: metric.logged_as for metric in self._strategy.options.metrics if metric.logged_as}
         for name, value in means.items():
-            self._own_log(PREFIX + name, value, prog_bar=name == LOSS, batch_size=1)
+            self._own_log(labels.get(name, PREFIX + name), value, prog_bar=name == LOSS, batch_size=1)
         self._own_validation_end()
         note_means(self._module, step, means | figures_of(own))  # what fails before is no validation that came

@@ -95,7 +95,8 @@ class LayersModule(pl.LightningModule):
         return self.engine_strategy.hand_over(batch)
 
     def validation_step(self, batch: StepBatch, batch_idx: int) -> None:
-        self._validation.add_all(self._config.metrics, self.engine_strategy.validate(batch))
+        strategy = self.engine_strategy
+        self._validation.add_all(strategy.options.metrics, strategy.validate(batch))
 
     test_step = validation_step
 

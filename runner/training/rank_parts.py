@@ -137,7 +137,9 @@ def load_evaluation_parts(
 
 def _tell_not_called(model: LoadedModel, *methods: str) -> None:
     """Log what the steps of a LightningModule would have logged, if they are not called; rank 0 alone shows it."""
-    for note in not_called_notes(model.module, methods) if model.module is not None and model.step is None else ():
+    if model.module is None or model.step is not None:
+        return
+    for note in not_called_notes(model.module, methods, model.logs.left_out):
         logger.info("%s", note)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleSteps"]
 
+_VALIDATION_LOSS = "val_loss"
+
 _CHECK_EVERY = 100  # batches between two comparisons of all samples of a batch over the ranks of a pipeline
 
 
@@ -36,7 +38,7 @@ class ModuleSteps:
     def __init__(self, strategy: EngineStrategy, model: pl.LightningModule) -> None:
         self._strategy = strategy
         self._model = model
-        self._sums: list[tuple[float, float]] = []
+        self._sums: list[list[tuple[float, float]]] = []
 
     def bind(self) -> None:
         """Replace the module's own steps. Its other hooks are kept and run as usual."""
@@ -46,7 +48,7 @@ class ModuleSteps:
             "test_step": self.evaluation_step,
             "predict_step": self.predict_step,
             "optimizer_zero_grad": _leave_gradients,
-            "on_validation_epoch_end": self._ending("val_loss", self._model.on_validation_epoch_end),
+            "on_validation_epoch_end": self._ending(_VALIDATION_LOSS, self._model.on_validation_epoch_end),
             "on_test_epoch_end": self._ending("test_loss", self._model.on_test_epoch_end),
         }
         self._model.__dict__.update(own)
@@ -55,7 +57,7 @@ class ModuleSteps:
         return self._strategy.hand_over(self._part(batch, batch_idx))
 
     def evaluation_step(self, batch: Any, batch_idx: int) -> None:
-        self._sums.append(self._strategy.evaluate(self._part(batch, batch_idx)))
+        self._sums.append(self._strategy.validate(self._part(batch, batch_idx)))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
@@ -82,11 +84,15 @@ class ModuleSteps:
     def _ending(self, name: str, own: Callable[[], None]) -> Callable[[], None]:
         def on_epoch_end() -> None:
             sums, self._sums = self._sums, []
-            total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
+            metrics = self._strategy.options.metrics
+            total = torch.tensor(sums, dtype=torch.float64).reshape(-1, 1 + len(metrics), 2).sum(0)
             # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
             total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
-            if total[1] > 0:
-                self._model.log(name, float(total[0] / total[1]), prog_bar=True, batch_size=1)
+            for (label, is_loss), (value, weight) in zip(
+                [(name, True), *((each.logged_as, False) for each in metrics)], total.tolist(), strict=True
+            ):
+                if weight > 0 and (is_loss or name == _VALIDATION_LOSS):
+                    self._model.log(label, value / weight, prog_bar=is_loss, batch_size=1)
             own()
 
         return on_epoch_end

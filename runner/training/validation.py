@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from runner.model.metrics import Metric
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["LOSS", "PREFIX", "LoggedFigures", "ValidationSums", "figures_of", "note_means"]
@@ -39,9 +40,9 @@ class ValidationSums:
         sums[0] += total
         sums[1] += weight
 
-    def add_all(self, names: Iterable[str], pairs: Iterable[tuple[float, float]]) -> None:
-        """Add the loss, and then the metrics of these names, as :meth:`EngineStrategy.validate` returns them."""
-        for name, pair in zip((LOSS, *names), pairs, strict=True):
+    def add_all(self, metrics: Iterable[Metric], pairs: Iterable[tuple[float, float]]) -> None:
+        """Add the loss, and then these metrics, as :meth:`EngineStrategy.validate` returns them."""
+        for name, pair in zip((LOSS, *(metric.name for metric in metrics)), pairs, strict=True):
             self.add(name, *pair)
 
     def means(self, strategy: EngineStrategy) -> dict[str, float]:

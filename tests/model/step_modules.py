@@ -65,6 +65,37 @@ class Rebuilds(Plain):
         return functional.mse_loss(self(batch[0]), batch[0])
 
 
+class Logs(Plain):
+    """It logs what a trace can keep, and what it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9), nn.ReLU(inplace=True))  # type: ignore[assignment]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        scores = self.scores(batch[0])
+        loss = functional.cross_entropy(scores, batch[1])
+        self.log("loss", loss, prog_bar=True, sync_dist=True)
+        self.log("hits", (scores.argmax(-1) == batch[1]).float().mean(), on_epoch=True)
+        self.log("by_class", (scores.softmax(-1) * self.of_class).mean())
+        self.log("inside", self.first(batch[0]).mean())
+        self.log("most", scores.max(), reduce_fx="max")
+        self.log("value", loss.item())
+        self.log("accuracy", self.accuracy)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        scores = self.scores(batch[0])
+        self.log_dict({"val_hits": (scores.argmax(-1) == batch[1]).float().mean(), "gap": scores.std()})
+        self.log("val_accuracy", self.accuracy(scores, batch[1]))
+        self.log("noise", torch.rand_like(scores).mean())
+
+
+class LogsNumber(Logs):
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_number", batch_idx + self.current_epoch)
+
+
 class ReadsEpoch(Plain):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         return self.scores(batch[0]).square().mean() * (1 + self.current_epoch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Any
+
 import pytest
 import step_modules
 import torch
@@ -10,6 +13,7 @@ from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.model.load import LoadedModel, load_model
+from runner.model.logged_names import not_called_notes
 from runner.profiling.model import profile_model
 
 
@@ -52,6 +56,44 @@ def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPat
     assert held.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(held[name], gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_what_steps_log_is_computed_beside_the_loss() -> None:
+    model = load_model(_config("Logs"))
+    batch, reference = step_modules.samples()[:7], step_modules.Logs()
+    reference.load_state_dict(model.made.state_dict())
+    logged: dict[str, Any] = {}
+    reference.__dict__["log"] = lambda name, value, **_: logged.update({name: value})
+    logs = model.logs
+    assert logs.left_out == {
+        "training_step": ["most", "value", "accuracy", "inside"],
+        "validation_step": ["val_accuracy", "noise"],
+    }
+    assert logs.figures is not None
+    shown = {each.name: each.shown for each in logs.figures.figures}
+    assert shown == {"loss": {"prog_bar": True}, "hits": {"on_epoch": True}, "by_class": {}}
+    chain = _chain(model)
+    model.loss(reduce(lambda value, layer: layer(value), chain, batch[0]), batch[1])
+    reference.training_step(batch, 0)
+    for name, value in zip(shown, logs.figures.values, strict=True):
+        torch.testing.assert_close(value, logged[name], rtol=0, atol=0)
+        assert not value.requires_grad
+    for layer in chain:
+        layer.eval()
+    with torch.no_grad():
+        output = reduce(lambda value, layer: layer(value), chain, batch[0])
+        reference.eval().validation_step(batch, 0)
+    assert [metric.logged_as for metric in logs.validation] == ["val_hits", "gap"]
+    for metric in logs.validation:
+        torch.testing.assert_close(metric.function(output, batch[1]), logged[metric.logged_as], rtol=0, atol=0)
+
+
+def test_a_validation_step_that_cannot_be_traced_is_told_by_its_source() -> None:
+    model = load_model(_config("LogsNumber"))
+    assert model.logs.validation == ()
+    notes = not_called_notes(model.module, ["training_step", "validation_step"], model.logs.left_out)
+    assert "LogsNumber.training_step is traced, so that these are not logged: most, value, " in notes[0]
+    assert "LogsNumber.validation_step is not called here, so that nothing is logged as val_number; " in notes[1]
 
 
 def test_the_module_is_as_it_was() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import traced_script
 import user_code
 import user_lightning
 import warm
@@ -218,3 +219,30 @@ def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
     model.load_state_dict(found, strict=False)
     inputs, targets = user_code.points(SAMPLES)[1].tensors
     assert made["val_loss"] == [[STEPS, pytest.approx(model.loss(model.net(inputs), targets).item(), rel=1e-6)]]
+
+
+@pytest.mark.costly
+def test_what_its_traced_steps_log_reaches_loggers_and_record(tmp_path: Path) -> None:
+    shutil.copy(present(traced_script.__file__), tmp_path)
+    options = (
+        "model.target=traced_script:Stepwise", "data.target=traced_script:sets", "data.batch_size=8", "device=cpu",
+        "parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform", "trainer.max_steps=4",
+        "trainer.progress=false", "data.shuffle=false", "logger=csv", "run_dir=run",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "runner", "train", *options]
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "Stepwise.training_step is traced, so that these are not logged: weight; metrics.NAME=" in done.stderr
+    model = traced_script.Stepwise().eval()
+    model.load_state_dict(load_file(tmp_path / "run" / "weights.safetensors"))
+    inputs, targets = traced_script.samples().tensors
+    top = model.body(inputs).topk(2).indices == targets[:, None]
+    wanted = {"val_accuracy": top[:, 0].float().mean().item(), "valid/top2": top.any(-1).float().mean().item()}
+    made = record(tmp_path / "run")
+    assert made["val_accuracy"][-1] == [4, pytest.approx(wanted["val_accuracy"], abs=1e-6)]
+    assert made["val_valid/top2"][-1] == [4, pytest.approx(wanted["valid/top2"], abs=1e-6)]
+    with next((tmp_path / "run").rglob("metrics.csv")).open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["own"]) for row in rows if row["own"]] == pytest.approx(made["loss"], rel=1e-6)
+    last = {name: [float(row[name]) for row in rows if row[name]][-1] for name in wanted}
+    assert last == pytest.approx(wanted, abs=1e-6)

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from traced_script import Ordinary, samples
+from traced_script import Ordinary, Stepwise, samples
 
 from runner.api.failures import tell_refusals
 from runner.api.trace import traced_layers
@@ -22,14 +22,21 @@ from runner.errors import Problem, RequestError
 HERE = Path(__file__).parent
 
 
-@pytest.mark.costly
-def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
+def _trained(tmp_path: Path, module: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Weights and logged figures of a script's run, and what it said."""
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(HERE / "traced_script.py"), str(tmp_path / "weights.pt")]
+    command = [sys.executable, str(HERE / "traced_script.py"), str(tmp_path / "weights.pt"), module]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("Ordinary.training_step is not called here, so that nothing is logged as own; loss, ") == 1
+    weights, figures = torch.load(tmp_path / "weights.pt")
+    return weights, figures, done.stderr
+
+
+@pytest.mark.costly
+def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
+    saved, _, said = _trained(tmp_path, "Ordinary")
+    assert said.count("Ordinary.training_step is not called here, so that nothing is logged as own; loss, ") == 1
     model = Ordinary()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
@@ -37,10 +44,44 @@ def test_a_script_trains_as_one_process_does(tmp_path: Path) -> None:
             optimizer.zero_grad()
             model.loss(model(x), y).backward()  # type: ignore[no-untyped-call]  # the library's
             optimizer.step()
-    saved = torch.load(tmp_path / "weights.pt")
     assert saved.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.costly
+def test_what_the_steps_of_a_script_log_is_that_of_whole_batches(tmp_path: Path) -> None:
+    saved, figures, said = _trained(tmp_path, "Stepwise")
+    model, cross_entropy = Stepwise(), torch.nn.functional.cross_entropy
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = hits = torch.tensor(0.0)
+    for _ in range(2):
+        hits = torch.tensor(0.0)
+        for x, y in DataLoader(samples(), batch_size=8):
+            optimizer.zero_grad()
+            scores = torch.cat([model.body(part) for part in x.chunk(2)])  # normalized by micro-batch
+            own = cross_entropy(scores, y)
+            own.backward()  # type: ignore[no-untyped-call]  # the library's
+            optimizer.step()
+            hits += (scores.argmax(-1) == y).sum()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6)
+    inputs, targets = samples().tensors
+    scores = model.eval().body(inputs)
+    top = scores.topk(2).indices == targets[:, None]
+    wanted = {
+        "own": own,
+        "accuracy": hits / len(inputs),
+        "val_loss": cross_entropy(scores, targets),
+        "val_accuracy": top[:, 0].float().mean(),
+        "valid/top2": top.any(-1).float().mean(),
+    }
+    assert {*wanted} <= {*figures}
+    for name, value in wanted.items():
+        torch.testing.assert_close(figures[name].float(), value, rtol=1e-5, atol=1e-6)
+    assert not {"weight", "inside"} & {*figures}
+    assert said.count("Stepwise.training_step is traced, so that these are not logged: weight; ") == 1
+    assert said.count("Stepwise.validation_step is traced, so that these are not logged: inside; ") == 1
 
 
 def test_a_module_names_an_example_itself() -> None:

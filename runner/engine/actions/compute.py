@@ -18,7 +18,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, checked_weight, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
-from runner.model.metrics import Metric
+from runner.model.metrics import Metric, StepFigures
 from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_torch
@@ -44,6 +44,7 @@ class Compute:
         seed: seed of random layers, combined with step, micro-batch and layer.
         on_losses: called on the last stage's rank when the last loss of a window is known.
         metrics: measured beside the loss in windows that are not of training.
+        figures: what the loss function makes beside the loss in windows of training, or None.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Compute:
         seed: int,
         on_losses: Callable[[Window], None],
         metrics: Sequence[Metric] = (),
+        figures: StepFigures | None = None,
     ) -> None:
         self.works = works
         self._rank = rank
@@ -65,7 +67,7 @@ class Compute:
         self._autocast = autocast
         self._seed = seed
         self._on_losses = on_losses
-        self._metrics = metrics
+        self._metrics, self._figures = metrics, figures
         self._simple_layers = _simple_layers(rank.stages.values(), rank.stages.get(rank.view.num_stages - 1))
         self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
 
@@ -207,6 +209,9 @@ class Compute:
         if counts and not place.is_stand_in:
             window.loss[0] += total.detach().double().cpu()
             window.loss[1] += checked_weight(float(weight))
+            if window.training and self._figures is not None:
+                for row, value in zip(window.metrics, self._figures.values, strict=True):
+                    row += torch.tensor([float(value) * place.samples, place.samples], dtype=torch.float64)
         if place.is_stand_in:
             return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale

@@ -142,7 +142,8 @@ class StageUpdate:
         self.update.scale.weigh(weight)
         norm = self.update.norm_of(verdict)
         stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
-        return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale)
+        figures = tuple((float(row[0]), float(row[1])) for row in window.metrics)
+        return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale, figures)
 
     def _pass_over(self, window: Window) -> FinishedStep:
         """Skip a step in which nothing counts. Every rank knows the weight of the step, so that they need not ask."""
