@@ -40,7 +40,8 @@ def checked(
         overrides: Hydra's.
         earlier: problems found before, e.g. with flags, to be reported together with the others.
         command: the command's name, with `` -m`` for a sweep.
-        unread: gets a line for every key that was set and that the command does not read.
+        unread: gets a line for every key that was set and that the command does not read, or does not read all values
+            of.
 
     Raises:
         RequestError: the request has problems; the error contains all of them.
@@ -52,6 +53,7 @@ def checked(
         raise RequestError(merged(earlier, error.problems, _problems_of_others(overrides, error.problems))) from error
     raise_problems([*earlier, *problems_in(config)])
     if unread is not None:
+        unread += _given_again(overrides)
         unread += [problem.line() for problem in unread_keys(config, keys_given(overrides, layers), command)]
     return config
 
@@ -69,6 +71,15 @@ def _problems_of_others(overrides: Sequence[str], found: Sequence[Problem]) -> l
         return problems_of_keys(resolve_request(left), {_key(line) for line in left})
     except RequestError:
         return []
+
+
+def _given_again(overrides: Sequence[str]) -> list[str]:
+    """A line for each key that has several values; Hydra takes the last one."""
+    given: dict[str, list[str]] = {}
+    for line in overrides:
+        given.setdefault(_key(line), []).append(line.partition("=")[2])
+    several = {key: list(dict.fromkeys(values)) for key, values in given.items() if len({*values}) > 1}
+    return [f"{key} is given as {' and as '.join(values)}: the last one counts" for key, values in several.items()]
 
 
 def _is_about(problem: Problem, line: str) -> bool:

@@ -15,6 +15,8 @@ __all__ = ["PLANNING", "begins", "last_line", "tell", "under_way", "width", "wra
 
 logger = logging.getLogger(__name__)
 
+_FIRST_SECONDS = 10.0
+
 PLANNING = "planning: profiling the model and predicting a step ..."
 _EVERY = "RUNNER_PROGRESS_SECONDS"
 """How often a pipe is told that a long command is still at work."""
@@ -79,7 +81,7 @@ def last_line() -> str:
 
 
 class _Waiting:
-    """Tells a pipe every half minute what is still under way."""
+    """Tells a pipe after ten seconds, and then every half minute, what is still under way."""
 
     def __init__(self) -> None:
         self.what = ""
@@ -95,7 +97,10 @@ class _Waiting:
         self.what = what
 
     def _tell(self, ended: threading.Event) -> None:
-        while not ended.wait(float(os.environ.get(_EVERY, "30"))):
+        every = float(os.environ.get(_EVERY, "30"))
+        seconds = min(every, _FIRST_SECONDS)
+        while not ended.wait(seconds):
+            seconds = every
             print(f"{self.what} ({time.monotonic() - self._since:.0f} s)", file=sys.stderr, flush=True)
 
 

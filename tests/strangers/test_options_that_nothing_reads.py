@@ -122,6 +122,13 @@ def test_what_is_set_and_not_read_is_told(words: list[str], told: str) -> None:
     assert all(line.startswith(told) for line in unread)
 
 
+def test_a_key_with_two_values_is_told() -> None:
+    unread: list[str] = []
+    words = ["model=mlp", "trainer.max_steps=3", "seed=1", "+trainer.max_steps=4", "seed=1"]
+    assert checked(words, command="plan", unread=unread).trainer.max_steps == 4
+    assert unread == ["trainer.max_steps is given as 3 and as 4: the last one counts"]
+
+
 def test_a_file_of_ones_own_counts_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an option file of the package says is nothing that the user has set."""
     monkeypatch.chdir(tmp_path)
