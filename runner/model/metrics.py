@@ -79,7 +79,7 @@ class StepFigures:
     """What a traced ``training_step`` logs beside its loss.
 
     Args:
-        figures: in the order of ``values``; the same on every rank.
+        figures: what they are called, in the order of ``values``; the same on every rank.
         values: scalars of the last micro-batch, which the loss function sets at each call.
     """
 
@@ -92,8 +92,8 @@ class KeptLogs:
     """What the steps of a LightningModule log that are traced.
 
     Args:
-        figures: of ``training_step``, beside the loss.
-        validation: of ``validation_step``.
+        figures: what ``training_step`` logs beside the loss.
+        validation: what ``validation_step`` logs.
         left_out: for each step that was traced, the names of what else it logs.
     """
 
