@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PRECISIONS", "Precision"]
+from runner.config.schema import RunConfig
+
+__all__ = ["PRECISIONS", "Precision", "weight_widths"]
+
+_WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,10 @@ PRECISIONS: dict[str, Precision] = {
     "fp16_mixed": Precision("float32", autocast="float16", loss_scaling=True, arithmetic="fp16"),
     "fp4_emulated": Precision("float32", four_bits=True),
 }
+
+
+def weight_widths(config: RunConfig) -> tuple[int, int]:
+    """The bytes of an element of the weights, and of an element of what the optimizer updates."""
+    precision = PRECISIONS[config.precision.name]
+    width = _WIDTHS[precision.weights]
+    return width, _WIDTHS["float32"] if precision.master_weights else width

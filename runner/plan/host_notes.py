@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runner.config.units import format_bytes, format_seconds
-from runner.plan.draft import Draft
-from runner.plan.stages.cut import Stages
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.stages import Stages
 from runner.plan.values import TimePrediction
 
 __all__ = ["host_notes", "idle_offload_notes"]

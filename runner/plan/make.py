@@ -19,13 +19,14 @@ from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cautions import Caution, approximations
 from runner.plan.cores import core_note
 from runner.plan.devices import emulation_notes, with_speeds
-from runner.plan.draft import Draft, Machine, draft_of
+from runner.plan.draft.draft import Draft, Machine, draft_of
+from runner.plan.draft.memory import memory_of
+from runner.plan.draft.stages import Stages
 from runner.plan.host_notes import host_notes, idle_offload_notes
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.short_samples import short_sample_notes
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.limits import on_accelerator
-from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.stage_arena import arena_notes, stage_arena
 from runner.plan.part_notes import part_notes
@@ -37,17 +38,16 @@ from runner.plan.search.choose import choose, with_named_order
 from runner.plan.search.improve import Improvement, best_override
 from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
-from runner.plan.stages.cut import Stages
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.network import slowest
 from runner.plan.time.predict import Swap, predict_time, ring_all_reduce_seconds, stage_costs
 from runner.plan.time.tensor import exchanged_bytes, gathered_bytes, update_bytes, with_boundaries
 from runner.plan.time.weight_prediction import with_predictions
-from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.uncertainty import expected_seconds, least_gain
 from runner.plan.values import Link, RunPlan, TimePrediction
 from runner.plan.varying_sizes import varying_size_notes
+from runner.plan.work import work_of
 from runner.profile import ModelProfile, Rehearsal
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import StageCosts

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.compression import CompressionKind, Wire
 from runner.optim.catalogue.registry import compression_of, optimizer_of
-from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link
 from runner.profile import ModelProfile, SharedWeight

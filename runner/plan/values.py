@@ -19,17 +19,25 @@ from runner.plan.choice_notes import choice_document
 from runner.plan.cut.partition import Partition
 from runner.plan.devices import DeviceClass
 from runner.plan.layout.topology import Topology
-from runner.plan.memory.zero import StateBytes
 from runner.plan.prediction import Prediction
 from runner.plan.stages.figures import StageFigures
-from runner.plan.time.work import Work
+from runner.plan.work import Work
 from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.render.document import filling_document
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
 from runner.stored import read_value, value_text
 
-__all__ = ["PLAN_FILE", "Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
+__all__ = [
+    "PLAN_FILE",
+    "Link",
+    "MemoryParts",
+    "MemoryPrediction",
+    "RunPlan",
+    "StageSeconds",
+    "StateBytes",
+    "TimePrediction",
+]
 
 PLAN_FILE = "plan.json"
 
@@ -75,6 +83,32 @@ class MemoryParts:
         """The name of the largest part."""
         parts = self.as_dict()
         return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """The bytes that are held from one step to the next.
+
+    Args:
+        weights, gradients, optimizer, buffers: bytes on the device.
+        host: bytes in the host's memory: what was offloaded, with the copies that are sent. If the device is the CPU,
+            this is the same memory.
+        drive: bytes in swap files.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    host: int = 0
+    drive: int = 0
+
+    @property
+    def device(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.buffers
+
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
+from runner.config.precision import weight_widths
 from runner.config.schema import OffloadConfig, RunConfig
 from runner.errors import Problem, RequestError
 from runner.memory.solve.offload import chain_program
@@ -12,7 +13,6 @@ from runner.memory.solve.residency import RankTurns, Run, WeightUnit, rank_turns
 from runner.memory.solve.values import ActivationPlan, Program
 from runner.memory.solve.weight_strategy import StageUnits, WeightOptions, WeightPlan
 from runner.memory.solve.weights import WEIGHT_STRATEGIES
-from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import state_bytes
 from runner.profile import LayerProfile, ModelProfile
 from runner.schedule.values import Op, Schedule

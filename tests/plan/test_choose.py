@@ -11,7 +11,7 @@ from plan_profiles import layer, model
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan import make
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
 from runner.plan.make import make_plan
 from runner.plan.search.choose import with_named_order
 from runner.plan.values import RunPlan

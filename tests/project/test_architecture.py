@@ -84,7 +84,6 @@ IN_CIRCLES = {
         "adapter compiled embeddings freeze kernels layers lightning_module load logged_names pretrained sharded "
         "traced",
     ),
-    "plan": ("budgets choices cores draft memory reductions stages time values weights",),
 }
 
 # Parts of rooms that count as rooms of their own, because other rooms stand on them alone.

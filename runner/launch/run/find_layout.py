@@ -145,7 +145,7 @@ def asked_problem(
         RequestError: the request has problems.
     """
     from runner.launch.run.machines import this_machine
-    from runner.plan.draft import Machine
+    from runner.plan.draft.draft import Machine
     from runner.plan.planners.problem import alone, expected_profiles, planning_problem
     from runner.profiling.together import ProfilesTogether
 

@@ -16,7 +16,7 @@ from runner.plan.requested_schedule import resolve_request, schedule_problems
 from runner.plan.search.trials import changed_by
 
 if TYPE_CHECKING:
-    from runner.plan.draft import Machine
+    from runner.plan.draft.draft import Machine
     from runner.plan.planners.joint import Family
     from runner.plan.planners.problem import ProfiledSizes
     from runner.plan.planners.values import PlanningAnswer

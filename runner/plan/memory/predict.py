@@ -15,10 +15,10 @@ from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT, hurried_lifetimes
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.rank_walk import HeldBytes, RankWalk
-from runner.plan.memory.zero import StateBytes, ZeroSharing
+from runner.plan.memory.zero import ZeroSharing
 from runner.plan.reductions import Reduction, compressing_bytes
 from runner.plan.stages.figures import StageFigures, state_bytes
-from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.plan.values import MemoryParts, MemoryPrediction, StateBytes
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.liveness import Kind, Lifetime, most_at_once
 from runner.schedule.remembered import remembered

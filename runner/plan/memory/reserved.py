@@ -15,12 +15,13 @@ import itertools
 from collections.abc import Hashable, Sequence
 
 from runner.config.deepspeed import MOST_PREFETCHED
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.caching_allocator import CachingAllocator
 from runner.plan.memory.limits import on_accelerator
-from runner.plan.memory.zero import FLATTENED, MOST_GATHERED, weight_widths
+from runner.plan.memory.zero import FLATTENED, MOST_GATHERED
 from runner.profile import MemoryTrace
 
 __all__ = [

@@ -7,28 +7,26 @@ that the optimizer updates (a copy, even if it has the format of the weights), a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from runner.config.precision import PRECISIONS
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.weight_places import WeightPlaces, weight_places
 from runner.plan.stages.figures import StageFigures
+from runner.plan.values import StateBytes
 from runner.profile import ModelProfile
 
 __all__ = [
     "FLATTENED",
     "MOST_GATHERED",
-    "StateBytes",
     "ZeroSharing",
     "averages_per_gradient_byte",
     "flattened_bytes",
     "sharing_of",
-    "weight_widths",
 ]
 
 _FP32 = 4
-_WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements; stage_1_and_2.py: nccl_start_alignment_factor
 MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
 FLATTENED = 500_000_000  # elements; engine.py: MEMORY_OPT_ALLREDUCE_SIZE
@@ -36,32 +34,6 @@ _STATE_BUFFERS = 4  # offload_config.py: buffer_count of offload_optimizer
 _WEIGHT_BUFFERS = 5  # and of offload_param
 _NORM_BYTES = 8  # stage_1_and_2.py: norm_for_param_grads, one of each weight until the update
 _LEAST_SWAPPED = 2**20  # bytes; swap_tensor/utils.py: MIN_SWAPPABLE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """The bytes that are held from one step to the next.
-
-    Args:
-        weights, gradients, optimizer, buffers: bytes on the device.
-        host: bytes in the host's memory: what was offloaded, with the copies that are sent. If the device is the CPU,
-            this is the same memory.
-        drive: bytes in swap files.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    host: int = 0
-    drive: int = 0
-
-    @property
-    def device(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.buffers
-
-    def __add__(self, other: StateBytes) -> StateBytes:
-        return StateBytes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +290,6 @@ def _filled_in_turn(sizes: Sequence[int], room: int) -> Iterator[list[tuple[int,
 def flattened_bytes(config: RunConfig) -> int:
     """The largest number of bytes of gradients that stage 0 copies into one tensor; 0 for the other stages."""
     return FLATTENED * weight_widths(config)[0] if config.zero.stage == 0 else 0
-
-
-def weight_widths(config: RunConfig) -> tuple[int, int]:
-    """The bytes of an element of the weights, and of an element of what the optimizer updates."""
-    precision = PRECISIONS[config.precision.name]
-    width = _WIDTHS[precision.weights]
-    return width, _FP32 if precision.master_weights else width
 
 
 def averages_per_gradient_byte(config: RunConfig) -> float:

@@ -14,7 +14,7 @@ from runner.errors import RequestError
 from runner.plan.activations import reads_budget
 from runner.plan.cores import shared_cores
 from runner.plan.devices import devices_of, limits_of
-from runner.plan.draft import Draft, Machine, draft_of
+from runner.plan.draft.draft import Draft, Machine, draft_of
 from runner.plan.memory.limits import memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.planners.joint import divisors
 from runner.plan.planners.values import Device, Division, HostUpdate, Order, PlanningProblem

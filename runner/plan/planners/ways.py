@@ -11,7 +11,7 @@ from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.plan.activations import plan_activations
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
 from runner.plan.planners.values import Kept, Line, Lines
 from runner.profile import LayerProfile, ModelProfile
 

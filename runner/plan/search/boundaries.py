@@ -16,8 +16,8 @@ from runner.config.units import format_seconds
 from runner.errors import RequestError
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.values import Partition
-from runner.plan.draft import Draft
-from runner.plan.stages.cut import Stages, stages_of
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.stages import Stages, stages_of
 from runner.plan.values import RunPlan
 
 __all__ = ["ALL", "Assemble", "with_boundaries_moved"]

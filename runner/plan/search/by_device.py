@@ -24,9 +24,9 @@ from runner.plan.cut.chosen import FIXED
 from runner.plan.cut.partition import min_max, partition
 from runner.plan.cut.values import Partition
 from runner.plan.devices import DeviceClass, orders_of, told
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.stages import Stages, choice_of, rough_profile, stage_memory, stages_of
 from runner.plan.memory.rank_limit import RankMemory
-from runner.plan.stages.cut import Stages, choice_of, rough_profile, stage_memory, stages_of
 from runner.plan.stages.figures import LayerRanges
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile

@@ -11,10 +11,10 @@ from runner.plan.activations import has_peers, moves_boundaries
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.chosen import AUTO, FIXED
 from runner.plan.cut.partition import Partition
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.stages import Stages, choice_of, cut
 from runner.plan.search.boundaries import Assemble, with_boundaries_moved
 from runner.plan.search.peers import with_peers
-from runner.plan.stages.cut import Stages, choice_of, cut
 from runner.plan.values import RunPlan
 
 __all__ = ["best_cut"]

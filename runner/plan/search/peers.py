@@ -13,12 +13,12 @@ from dataclasses import replace
 from runner.config.units import format_seconds
 from runner.errors import RequestError
 from runner.plan.choices import ProgramChoice
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.loans import possible_loans
+from runner.plan.draft.stages import stages_of
 from runner.plan.rules.facts import OrderFacts
 from runner.plan.rules.schedule import LENDING
 from runner.plan.search.boundaries import Assemble
-from runner.plan.stages.cut import stages_of
-from runner.plan.stages.loans import possible_loans
 from runner.plan.values import RunPlan
 from runner.schedule.lending import Loan, with_loans
 from runner.schedule.traits import traits_of

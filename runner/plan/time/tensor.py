@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import prod
 
 from runner.config.links import ranks_of_node
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
-from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.network import Network
 from runner.plan.values import Link

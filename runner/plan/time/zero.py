@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
-from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link
 from runner.profile import ModelProfile

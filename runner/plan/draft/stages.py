@@ -22,14 +22,14 @@ from runner.plan.activations import (
 from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.loans import with_lenders_whole, with_room_lent
+from runner.plan.draft.memory import memory_of
 from runner.plan.in_place import in_place_problems
-from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.rank_limit import RankMemory
 from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import StageFigures, stage_figures
-from runner.plan.stages.loans import with_lenders_whole, with_room_lent
 from runner.plan.weights import plan_weights, turns_of_ranks
 from runner.profile import ModelProfile
 from runner.schedule.generators.replicated import replicas_of

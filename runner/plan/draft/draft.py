@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.cores import SharedCores, shared_cores
@@ -12,7 +13,7 @@ from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.memory.needs import MemoryNeeds
-from runner.plan.memory.zero import averages_per_gradient_byte, flattened_bytes, sharing_of, weight_widths
+from runner.plan.memory.zero import averages_per_gradient_byte, flattened_bytes, sharing_of
 from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from runner.config.precision import PRECISIONS
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
 from runner.plan.memory.predict import predict_memory
 from runner.plan.memory.reserved import predict_reserved
 from runner.plan.reductions import reductions

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from runner.memory.solve.values import ActivationPlan, Segment
-from runner.plan.draft import Draft
+from runner.plan.draft.draft import Draft
+from runner.plan.draft.memory import memory_of
 from runner.plan.memory.held import held_microbatches
-from runner.plan.memory.of_draft import memory_of
 from runner.plan.stages.figures import StageFigures
 from runner.schedule.lending import FEWEST, Loan, with_loans
 from runner.schedule.lowering.program import lower
