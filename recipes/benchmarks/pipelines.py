@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
+from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.engine.transport.delayed import DelayedTransport
 from runner.engine.transport.processes import ProcessTransport

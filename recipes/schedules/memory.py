@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.engine.engine import Engine
-from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
+from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.model.layers import layers_of
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory

@@ -19,7 +19,7 @@ from typing_extensions import override
 from runner.api.failures import ScriptLauncher, report_failure, tell_refusals
 from runner.api.trace import traced_layers, traced_step_layers, training_loaders
 from runner.engine.engine import EngineOptions
-from runner.engine.update.loss_scale import LossScaling
+from runner.engine.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of

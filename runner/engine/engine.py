@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from runner.engine.asks import SAVE, STOP
-from runner.engine.context import RankContext, RankView
+from runner.engine.context import RankContext
 from runner.engine.executor import Executor
 from runner.engine.headers import Headers
 from runner.engine.measure.clocks import clock_of
 from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
+from runner.engine.rank_view import RankView
 from runner.engine.run_windows import WindowRunner, copy_buffers, states_of_buffers
 from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
@@ -47,10 +48,10 @@ from runner.engine.weights.make import keep_gradients, make_stores
 from runner.engine.weights.pipelines import PipelineWeights
 from runner.engine.weights.predicted import Foresight, PredictedWeights
 from runner.engine.window import StepBatch, Window, join_microbatches
+from runner.engine.work import Filler, Work, Works
 from runner.engine.works.host import HostMoves
 from runner.engine.works.lent import Lent
 from runner.engine.works.versioned import Versioned
-from runner.engine.works.work import Filler, Work, Works
 from runner.memory.apply.drive import DriveFolder
 from runner.memory.apply.install import StageOffload
 from runner.memory.apply.weight_swap import WeightSwap

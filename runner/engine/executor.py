@@ -20,7 +20,7 @@ from runner.engine.context import RankContext
 from runner.engine.options import EngineOptions
 from runner.engine.step_ends import StepEnds
 from runner.engine.window import Window
-from runner.engine.works.work import Filler, Works
+from runner.engine.work import Filler, Works
 from runner.model.data import LossFunction
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 

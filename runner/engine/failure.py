@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.errors import RunFailedError, RunnerError
 from runner.model.layers import StageModule
 from runner.model.out_of_range import out_of_range

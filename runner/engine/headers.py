@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runner.engine.context import RankView
 from runner.engine.measure.timeline import Timeline
+from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Channel, Handle, Transport
 from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError

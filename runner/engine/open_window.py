@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from runner.engine.context import RankView
 from runner.engine.headers import Headers
 from runner.engine.measure.timeline import Timeline
+from runner.engine.rank_view import RankView
 from runner.engine.stream import RankStream
 from runner.engine.window import StepBatch, Window, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError

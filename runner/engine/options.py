@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runner.engine.update.loss_scale import LossScaling
+from runner.engine.loss_scale import LossScaling
 from runner.model.metrics import Metric, StepFigures
 
 __all__ = ["EngineOptions", "FinishedStep", "TakenBack"]

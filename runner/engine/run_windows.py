@@ -16,7 +16,7 @@ from runner.engine.context import RankContext
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.headers import Headers
-from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.open_window import WindowOpener
 from runner.engine.options import EngineOptions
 from runner.engine.step_ends import StepEnds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.schedule.stream import streams_of
 from runner.schedule.values import Action, Op, Program, Schedule
 

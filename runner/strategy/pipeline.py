@@ -28,9 +28,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.checkpoint.state import extra_state_problems
-from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
+from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.engine.transport.processes import destroy_process_groups
 from runner.engine.transport.tensor_group import TensorGroup
@@ -40,8 +40,8 @@ from runner.engine.update.reducer import Reducer
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
 from runner.engine.window import StepBatch
+from runner.engine.work import Filler
 from runner.engine.works.watch import watch_of
-from runner.engine.works.work import Filler
 from runner.errors import Problem, RequestError, raise_problems
 from runner.memory.apply.install import install
 from runner.memory.apply.weight_swap import is_at_home

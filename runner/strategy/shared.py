@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.checkpoint.state import own_optimizer_state
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.update.replicas import ReplicaExchange
 from runner.model.tags import named_parameters
 from runner.optim.states.shared import SharedStates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.engine.update.loss_scale import LossScaling
+from runner.engine.loss_scale import LossScaling
 
 __all__ = ["loss_scaling"]
 

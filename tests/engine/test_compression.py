@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from runner.config.schema import CompressionConfig
 from runner.engine.engine import Engine
+from runner.engine.loss_scale import LossScaling
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.loss_scale import LossScaling
 from runner.model.seeds import mix_seed
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import compression_of

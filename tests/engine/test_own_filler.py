@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.works.work import Place
+from runner.engine.work import Place
 from runner.schedule.catalogue import registry
 from runner.schedule.fills import Filling, FillKind, Shown
 from runner.schedule.generators.fill_bubbles import fill_bubbles

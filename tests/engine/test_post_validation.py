@@ -18,9 +18,9 @@ from test_equality import from_file
 from test_precision import OverflowsOnce
 from torch import nn
 
+from runner.engine.loss_scale import LossScaling
 from runner.engine.options import TakenBack
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.loss_scale import LossScaling
 from runner.errors import RunFailedError
 from runner.schedule.catalogue import registry
 from runner.schedule.lowering.program import lower

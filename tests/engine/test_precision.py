@@ -12,9 +12,9 @@ from layouts import EngineFormat, make_engine, part_of, train_in_threads
 from precisions import PLAIN, train
 from torch import nn
 
+from runner.engine.loss_scale import LossScale, LossScaling
 from runner.engine.options import FinishedStep
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.loss_scale import LossScale, LossScaling
 from runner.optim.build import build_optimizer
 from runner.optim.states.master import MasterWeights
 

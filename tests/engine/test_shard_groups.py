@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.plan.layout.topology import Topology
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from narrow import present
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.engine.stream import RankStream
 from runner.plan.layout.topology import Topology
 from runner.schedule.catalogue.registry import build

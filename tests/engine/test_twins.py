@@ -14,8 +14,8 @@ from test_equality import make_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.engine.context import RankView
 from runner.engine.options import FinishedStep
+from runner.engine.rank_view import RankView
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.copies import running_statistics_problems
 from runner.model.layers import build_stage, layers_of

@@ -16,7 +16,7 @@ from plan_profiles import model as profile_of
 from programs import Batch, Trained, train_under
 from torch import nn
 
-from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
+from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.evicting import EvictingProgram

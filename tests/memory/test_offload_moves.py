@@ -12,7 +12,7 @@ from layouts import make_engine, part_of, uniform
 from test_memory_engine import CASES, COUNT, SCALARS, Case
 from torch import Tensor, nn
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.host_buffers import HostBuffers
 from runner.memory.apply.host_lanes import SlowLink, make_lane

@@ -10,7 +10,7 @@ import torch
 from small_models import Unembed
 from torch import nn
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sets import stage_sets, tied_sets
 from runner.model.layers import StageModule, build_stage, layers_of

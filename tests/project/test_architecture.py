@@ -76,10 +76,6 @@ WHEN_CALLED = {"optim.catalogue": {"optim", "engine", "profiling"}}
 
 # Shelves of a room, its folders and files, that import each other in a circle. It should be empty; none may be added.
 IN_CIRCLES = {
-    "engine": (
-        "actions context engine executor failure headers measure open_window options run_windows step_ends stream "
-        "update weights works",
-    ),
     "model": (
         "adapter compiled embeddings freeze kernels layers lightning_module load logged_names pretrained sharded "
         "traced",

@@ -14,7 +14,7 @@ from test_losses import Draw, base, request
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.engine.update.loss_scale import LossScale, LossScaling
+from runner.engine.loss_scale import LossScale, LossScaling
 from runner.errors import RequestError
 from runner.profiling.model import profile_model
 from runner.profiling.try_loss import try_loss

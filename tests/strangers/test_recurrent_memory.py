@@ -14,7 +14,7 @@ from swapped_runs import scalars
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted

@@ -9,11 +9,11 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
+from runner.engine.loss_scale import LossScaling
+from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.loss_scale import LossScaling
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of

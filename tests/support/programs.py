@@ -12,7 +12,7 @@ import torch
 from layouts import make_engine, part_of, uniform
 from torch import Tensor, nn
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install

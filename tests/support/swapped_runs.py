@@ -12,7 +12,7 @@ import torch
 from layouts import make_engine, part_of
 from torch import Tensor
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.options import EngineOptions
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install

@@ -26,7 +26,7 @@ from test_zoo_models import (
     traced,
 )
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted

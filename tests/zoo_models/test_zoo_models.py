@@ -17,8 +17,8 @@ from precisions import PLAIN, train, validate
 from small_models import ZOO, Case
 from torch import nn
 
+from runner.engine.loss_scale import LossScaling
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.loss_scale import LossScaling
 from runner.model.layers import LayerSource
 from runner.model.load import segments_of
 from runner.model.precision import cast_module, to_precision

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from runner.engine.actions.messages import Incoming, alone
 from runner.engine.context import RankContext, number_of
 from runner.engine.window import Window
-from runner.engine.works.work import NOTHING, Place, Works
+from runner.engine.work import NOTHING, Place, Works
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, checked_weight, loss_sum

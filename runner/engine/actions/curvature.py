@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.engine.measure.timeline import Timeline
-from runner.engine.works.work import NOTHING, Place
+from runner.engine.work import NOTHING, Place
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.kinds.kfac import KFAC, Factor, Factors, preconditioned_layers, trained_bias
@@ -97,7 +97,7 @@ def _layers_of(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[i
 
 
 class ScheduledCurvature:
-    """Sums and inverts the factors of one rank's stages: a :class:`runner.engine.works.work.Filler`.
+    """Sums and inverts the factors of one rank's stages: a :class:`runner.engine.work.Filler`.
 
     In the first step of an interval, the layers' inputs and output gradients are kept without a copy until a CURV
     action adds them to their factor. They are added in the order in which they were seen, whenever the action runs.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.engine.context import RankView
+from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.errors import Problem, RunFailedError
 from runner.model.dense_parts import dense_parts

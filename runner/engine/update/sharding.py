@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
+from runner.engine.loss_scale import LossScaling
 from runner.engine.transport.base import Transport
 from runner.engine.update.gradients import StageGradients
-from runner.engine.update.loss_scale import LossScaling
 from runner.engine.update.update import Update, Verdict
 from runner.model.tags import ParameterTag
 

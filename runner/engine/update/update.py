@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from runner.engine.loss_scale import LossScale, LossScaling
 from runner.engine.transport.base import Gathering, Transport
 from runner.engine.update.gradients import StageGradients
-from runner.engine.update.loss_scale import LossScale, LossScaling
 
 __all__ = ["Update", "Verdict"]
 

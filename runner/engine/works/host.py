@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runner.engine.context import RankContext
+from runner.engine.work import Work
 from runner.engine.works.offloaded import Offloaded
 from runner.engine.works.swapped import Swapped
-from runner.engine.works.work import Work
 from runner.memory.apply.install import StageOffload
 from runner.memory.apply.weight_swap import WeightSwap
 

@@ -11,14 +11,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from runner.engine.actions.messages import Incoming
 from runner.engine.actions.saved_tensors import Stash
 from runner.engine.context import RankContext
-from runner.engine.works.work import NOTHING, Place
+from runner.engine.work import NOTHING, Place
 from runner.model.boundary import flatten
 
 __all__ = ["Lent"]
 
 
 class Lent:
-    """A :class:`runner.engine.works.work.Work` for schedules that move activations to other ranks.
+    """A :class:`runner.engine.work.Work` for schedules that move activations to other ranks.
 
     Args:
         rank: the rank's context, whose schedule says which saved tensors leave.

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from runner.engine.context import RankContext
-from runner.engine.works.work import NOTHING, Place
+from runner.engine.work import NOTHING, Place
 from runner.memory.apply.install import StageOffload
 from runner.memory.apply.trip import Trip
 from runner.model.boundary import flatten
@@ -16,7 +16,7 @@ __all__ = ["Offloaded"]
 
 
 class Offloaded:
-    """A :class:`runner.engine.works.work.Work` for stages with moved segments.
+    """A :class:`runner.engine.work.Work` for stages with moved segments.
 
     Args:
         rank: the rank's context.

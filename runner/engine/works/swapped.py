@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from runner.engine.works.work import Place
+from runner.engine.work import Place
 from runner.memory.apply.weight_swap import WeightSwap
 
 __all__ = ["Swapped"]
 
 
 class Swapped:
-    """A :class:`runner.engine.works.work.Work` for ranks whose weights come and go.
+    """A :class:`runner.engine.work.Work` for ranks whose weights come and go.
 
     Args:
         swap: moves them.

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from runner.engine.weights.store import StageWeights
-from runner.engine.works.work import NOTHING, Place
+from runner.engine.work import NOTHING, Place
 
 __all__ = ["Versioned"]
 
 
 class Versioned:
-    """A :class:`runner.engine.works.work.Work` for stages that do not always use their newest weights.
+    """A :class:`runner.engine.work.Work` for stages that do not always use their newest weights.
 
     Args:
         stores: the weights of the stages whose weights change between a forward and its backward, or are predicted.

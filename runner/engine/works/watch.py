@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.engine.works.work import Filler
+from runner.engine.work import Filler
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.catalogue.registry import kind_of_class

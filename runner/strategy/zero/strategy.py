@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.memory_meter import MemoryMeter
 from runner.engine.options import EngineOptions
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sharding import KeptElsewhere, Sharding

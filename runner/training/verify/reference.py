@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.engine.update.loss_scale import LossScale
+from runner.engine.loss_scale import LossScale
 from runner.engine.window import StepBatch, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.engine.measure.timeline import Timeline
+from runner.engine.work import Filler
 from runner.engine.works.watch import LayerWatch, watch_of
-from runner.engine.works.work import Filler
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.plan.values import RunPlan
