@@ -23,9 +23,10 @@ from runner.engine.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
-from runner.model.lightning_module import brings, lists_layers
+from runner.model.lightning_module import lists_layers
 from runner.model.logged_names import not_called_notes
 from runner.model.metrics import KeptLogs
+from runner.model.own_methods import brings
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
 from runner.plan.cut.partition import Partition, partition_problems, uniform

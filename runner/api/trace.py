@@ -14,8 +14,8 @@ from torch import Tensor
 from runner.errors import Problem, RequestError
 from runner.model.boundary import map_tensors
 from runner.model.layers import LayerSource
-from runner.model.lightning_module import brings
 from runner.model.load import segments_of
+from runner.model.own_methods import brings
 from runner.model.traced.operators import trace
 
 __all__ = ["traced_layers", "traced_step_layers", "training_loaders"]

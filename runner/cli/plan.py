@@ -251,7 +251,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     config = checked(overrides, earlier, command=command, unread=unread)
     raise_problems([*_place_problems(config), *callable_problems(config), *missing_for_plan(config).values()])
     if config.model.pretrained is not None:
-        from runner.model.pretrained.check import planned_problems
+        from runner.model.check_pretrained import planned_problems
 
         raise_problems(planned_problems(config))
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories

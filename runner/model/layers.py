@@ -22,18 +22,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.around import is_plain_chain, problems_around
 from runner.model.boundary import call_arguments
 from runner.model.buffers import overlaps, put_buffer, saved_shapes
-from runner.model.modes import in_training
 from runner.model.odd_tensors import made_ready, odd_problems
-from runner.model.pretrained.files import config_problems, is_folder
-from runner.model.pretrained.two_of_one import untie
 from runner.model.seeds import mix_seed, seeded_with
-from runner.model.targets import call_target
-from runner.model.ties import find_ties, first_names, tied_names
+from runner.model.ties import find_ties, first_names
 
 __all__ = [
     "Around",
@@ -46,8 +41,6 @@ __all__ = [
     "draws_from_torch_alone",
     "keeps_running_statistics",
     "layers_of",
-    "load_layers",
-    "make_model",
 ]
 
 BeforeLayer = Callable[[int], None]
@@ -95,36 +88,6 @@ class LayerSource:
     def full_name(self, local_name: str) -> str:
         """The global name of a parameter of the layer."""
         return ".".join(part for part in (self.name, local_name) if part)
-
-
-def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
-    """Call the user's model function and list its layers.
-
-    Raises:
-        RequestError: the target cannot be imported, or does not return a model.
-    """
-    with seeded_with(seed):
-        return layers_of(make_model(config), seed, config.target)
-
-
-def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
-    """The return value of the user's model function, which draws from generators that the caller has seeded.
-
-    Args:
-        config: names the function and its arguments.
-        initialise: whether the weights need initial values; only functions that read a pretrained folder are told.
-
-    Raises:
-        RequestError: the target cannot be imported, or raises, or the pretrained folder lacks its configuration.
-    """
-    kwargs = config.kwargs
-    if config.config_file is not None and config.pretrained is not None and is_folder(config.pretrained):
-        raise_problems(config_problems(config.pretrained, config.config_file))
-        kwargs = {**kwargs, "pretrained": config.pretrained, "initialise": initialise}
-    made = call_target("model", config.target, kwargs)
-    if config.pretrained is not None and callable(getattr(made, "untie", None)):
-        untie(made, tied_names(layers_of(made, 0)), config)
-    return in_training(made)
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:

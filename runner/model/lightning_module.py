@@ -23,10 +23,11 @@ from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import num_samples
 from runner.model.layers import call_whole
+from runner.model.logged_names import logged_names
+from runner.model.own_methods import brings, is_lightnings
 
 __all__ = [
     "OwnStep",
-    "brings",
     "is_lightning_module",
     "lightning_problems",
     "lightnings_base",
@@ -39,8 +40,6 @@ __all__ = [
     "weight_of",
     "with_one_optimizer",
 ]
-
-_PACKAGES = ("lightning", "pytorch_lightning")
 
 # Methods of LightningModule that the runner does not call, and why.
 _BATCHES = "Batches come from data and go to the engine as they are"
@@ -56,22 +55,12 @@ _UNCALLED = {
 
 def is_lightning_module(made: Any) -> bool:
     """Whether a model function returned a LightningModule, of either package name that Lightning has."""
-    return any(base.__name__ == "LightningModule" and _is_lightnings(base) for base in type(made).__mro__)
+    return any(base.__name__ == "LightningModule" and is_lightnings(base) for base in type(made).__mro__)
 
 
 def lightnings_base(module: Any) -> Any:
     """The class of Lightning's of which a LightningModule is one."""
-    return next(base for base in type(module).__mro__ if base.__name__ == "LightningModule" and _is_lightnings(base))
-
-
-def brings(module: Any, name: str) -> bool:
-    """Whether the user's class defines a method itself."""
-    owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
-    return owner is not None and not _is_lightnings(owner)
-
-
-def _is_lightnings(base: type) -> bool:
-    return base.__module__.partition(".")[0] in _PACKAGES
+    return next(base for base in type(module).__mro__ if base.__name__ == "LightningModule" and is_lightnings(base))
 
 
 def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
@@ -118,8 +107,6 @@ def _step_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
 
 
 def _metric_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
-    from runner.model.logged_names import logged_names
-
     if not config.metrics or config.parallelism.pipeline > 1 or not brings(module, "training_step"):
         return
     name, logged = type(module).__name__, logged_names(module, "validation_step")

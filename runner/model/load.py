@@ -23,17 +23,18 @@ from runner.model.embeddings import with_tensor_trains, with_tensor_trains_later
 from runner.model.fake import fake_tensors
 from runner.model.freeze import frozen
 from runner.model.kernels.choice import Kernels, kernels_of
-from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.lightning_module import (
     OwnStep,
-    brings,
     is_lightning_module,
     lightning_problems,
     loss_of_step,
     traces_its_step,
 )
+from runner.model.make import make_model
 from runner.model.metrics import KeptLogs
 from runner.model.modes import in_training
+from runner.model.own_methods import brings
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights

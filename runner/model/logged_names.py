@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runner.model.lightning_module import brings
+from runner.model.own_methods import brings
 
 __all__ = ["COMPUTED", "logged_names", "not_called_notes"]
 

@@ -26,17 +26,18 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.model.apart import ApartError, EndedError, apart
 from runner.model.boundary import flatten, map_tensors, num_samples
+from runner.model.check_pretrained import pattern_problems
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
 from runner.model.fake import fake_tensors, import_fake_tensors
 from runner.model.layers import LayerSource
-from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
+from runner.model.lightning_module import optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model, of_whole_model
 from runner.model.modes import num_evaluating
+from runner.model.own_methods import brings
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
-from runner.model.pretrained.check import pattern_problems
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.optim.catalogue.kind import ERROR_WIDTH

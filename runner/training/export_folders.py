@@ -28,8 +28,9 @@ from runner.model.adapter import (
     peft_settings,
 )
 from runner.model.embeddings import is_core, make_dense
-from runner.model.layers import build_stage, layers_of, make_model
+from runner.model.layers import build_stage, layers_of
 from runner.model.load import load_model
+from runner.model.make import make_model
 from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
 from runner.model.pretrained.two_of_one import untie_as
 from runner.model.pretrained.weights import PretrainedWeights

@@ -17,9 +17,10 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch, join_microbatches, split_microbatches
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
-from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, weight_of, with_one_optimizer
+from runner.model.lightning_module import OwnStep, own_output, scalar_loss, weight_of, with_one_optimizer
 from runner.model.load import LoadedModel
 from runner.model.modes import evaluating
+from runner.model.own_methods import brings
 from runner.model.precision import for_loss, to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition

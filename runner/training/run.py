@@ -22,7 +22,7 @@ from runner.checkpoint.file import CheckpointError, admitted
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.errors import Problem, RequestError, raise_problems
-from runner.model.lightning_module import brings
+from runner.model.own_methods import brings
 from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog

@@ -9,7 +9,7 @@ import pytest
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.errors import RequestError
-from runner.model.layers import load_layers
+from runner.model.make import load_layers
 from runner.targets import import_target
 
 LIBRARY = """

@@ -23,7 +23,8 @@ from runner.memory.solve.residency import Run, WeightUnit, rank_turns
 from runner.memory.solve.weight_sets import least_set, taken_bytes
 from runner.model.data import load_loss
 from runner.model.freeze import frozen
-from runner.model.layers import StageModule, load_layers
+from runner.model.layers import StageModule
+from runner.model.make import load_layers
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile

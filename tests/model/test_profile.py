@@ -14,7 +14,8 @@ from torch.nn.functional import mse_loss
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.data import example_batch, load_loss
-from runner.model.layers import layers_of, load_layers
+from runner.model.layers import layers_of
+from runner.model.make import load_layers
 from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers, profile_model
 

@@ -26,9 +26,9 @@ from runner.config.schema import AdapterConfig, RunConfig
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.errors import RequestError
 from runner.model.adapter import adapted, adapted_layers, is_adapters
+from runner.model.check_pretrained import pretrained_problems
 from runner.model.layers import layers_of
 from runner.model.load import load_model
-from runner.model.pretrained.check import pretrained_problems
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
 from runner.schedule.catalogue.registry import build

@@ -15,9 +15,9 @@ from torch import nn
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, RunConfig
 from runner.errors import RequestError
+from runner.model.check_pretrained import pretrained_problems
 from runner.model.layers import build_stage
 from runner.model.load import load_model
-from runner.model.pretrained.check import pretrained_problems
 
 
 def small() -> nn.Module:

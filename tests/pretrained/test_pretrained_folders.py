@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig, TrainerConfig
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.model.check_pretrained import pretrained_problems
 from runner.model.layers import LayerSource, build_stage
 from runner.model.load import load_model
-from runner.model.pretrained.check import pretrained_problems
 from runner.model.pretrained.stored import StoredTensor
 from runner.model.ties import find_ties, with_all_names
 

@@ -13,7 +13,7 @@ from pretrained_folders import ARCHITECTURES, TOKENS
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
-from runner.model.pretrained.check import pretrained_problems
+from runner.model.check_pretrained import pretrained_problems
 from runner.profiling.model import profile_model
 
 CASE = ARCHITECTURES["llama"]

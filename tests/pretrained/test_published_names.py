@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.config.compose.resolve import resolve
+from runner.model.check_pretrained import pretrained_problems
 from runner.model.pretrained import weights
-from runner.model.pretrained.check import pretrained_problems
 from runner.model.pretrained.stored import StoredTensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def published() -> dict[str, tuple[int, ...]]:
 
 def test_the_published_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {name: StoredTensor(Path("a"), name, shape, "F32") for name, shape in published().items()}
-    monkeypatch.setattr("runner.model.pretrained.check.stored_tensors", lambda path: stored)
+    monkeypatch.setattr("runner.model.check_pretrained.stored_tensors", lambda path: stored)
     monkeypatch.setattr(weights, "stored_tensors", lambda path: stored)
     names = ROOT / "recipes/rudalle/published_names.yaml"
     request = ["model=rudalle_malevich", *SMALL, "model.pretrained=weights.safetensors"]

@@ -19,7 +19,7 @@ from runner.config.rules.sections import CONFIG_TABLES
 from runner.config.rules.table import Row
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.model.pretrained.check import pattern_problems
+from runner.model.check_pretrained import pattern_problems
 from runner.plan.rules.unread import UNREAD
 from runner.schedule.catalogue.registry import ScheduleRequest, request_problems
 

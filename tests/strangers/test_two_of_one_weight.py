@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from runner.config.compose.resolve import resolve, to_container
-from runner.model.pretrained.check import pretrained_problems
+from runner.model.check_pretrained import pretrained_problems
 from runner.record import RunRecord
 from runner.training.export_folders import write_pretrained
 

@@ -16,7 +16,7 @@ from runner.config.compose.resolve import resolve
 from runner.engine.engine import EngineOptions
 from runner.engine.window import StepBatch
 from runner.model.data import load_datasets, load_loss
-from runner.model.layers import load_layers
+from runner.model.make import load_layers
 from runner.plan.make import make_plan
 from runner.profile import ModelProfile
 from runner.profiling.model import dtype_of, profile_model

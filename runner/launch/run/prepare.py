@@ -62,9 +62,9 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.launch.run.measured_plan import measured_plan
+    from runner.model.check_pretrained import pretrained_problems
     from runner.model.compiled import compile_problems, kernel_problems
     from runner.model.device import device_type
-    from runner.model.pretrained.check import pretrained_problems
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
 
@@ -173,7 +173,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.launch.run.measured_plan import measured_plan
-    from runner.model.pretrained.check import pretrained_problems
+    from runner.model.check_pretrained import pretrained_problems
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
 

@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, num_samples
-from runner.model.lightning_module import OwnStep, brings, lightnings_base
+from runner.model.lightning_module import OwnStep, lightnings_base
 from runner.model.logged_names import COMPUTED
 from runner.model.metrics import Figure, KeptLogs, Metric, StepFigures
 from runner.model.modes import evaluating
+from runner.model.own_methods import brings
 from runner.model.traced.cuts import effects, is_random
 from runner.model.traced.figures import LoggedValues, common_nodes, nodes_for_figures, own_nodes
 from runner.model.traced.operators import Program, trace, trace_mode
