@@ -158,12 +158,15 @@ class _Axes(metaclass=_StandsForAxes):
 
 def _hide_from_compiler(function: Callable[..., Any], recursive: bool = True, **options: Any) -> Callable[..., Any]:
     """Like ``torch._dynamo.disable``: while nobody has imported the compiler, there is nothing to hide from."""
+    real: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def hidden(*args: Any, **kwargs: Any) -> Any:
-        if not _is_whole("torch._dynamo"):
-            return function(*args, **kwargs)
-        real = sys.modules["torch._dynamo"].disable(function, recursive, **options)
+        nonlocal real
+        if real is None:
+            if not _is_whole("torch._dynamo"):
+                return function(*args, **kwargs)
+            real = sys.modules["torch._dynamo"].disable(function, recursive, **options)
         return real(*args, **kwargs)
 
     return hidden

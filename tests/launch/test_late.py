@@ -80,3 +80,22 @@ def test_a_package_that_cannot_be_imported_says_so_each_time(package: Any) -> No
         with pytest.raises(OSError, match="not here"):
             _ = package.WEIGHT
     assert package.EARLY == "early"
+
+
+def test_a_function_is_hidden_from_the_compiler_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made before the compiler was imported, and is called for every operator."""
+    asked: list[object] = []
+
+    def disable(function: Any, recursive: bool, **options: object) -> Any:
+        asked.append((function, recursive, options))
+        return lambda value: 10 * function(value)
+
+    compiler: Any = ModuleType("torch._dynamo")
+    compiler.disable = disable
+    monkeypatch.delitem(sys.modules, compiler.__name__, raising=False)
+    hidden = late._hide_from_compiler(abs, False, wrapping=False)
+    before = hidden(-1)
+    monkeypatch.setitem(sys.modules, compiler.__name__, compiler)
+
+    assert [before, hidden(-2), hidden(-3)] == [1, 20, 30]
+    assert asked == [(abs, False, {"wrapping": False})]
