@@ -8,11 +8,10 @@ instead.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -24,7 +23,7 @@ from runner.config.approximations import APPROXIMATIONS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
-from runner.model.apart import ApartError, EndedError, apart
+from runner.model.apart import ApartError, apart
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.check_pretrained import pattern_problems
 from runner.model.data import LossFunction, example_batch, loss_sum
@@ -32,21 +31,17 @@ from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
 from runner.model.fake import fake_tensors, import_fake_tensors
 from runner.model.layers import LayerSource
-from runner.model.lightning_module import optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.model.load import LoadedModel, load_model, of_whole_model
+from runner.model.load import LoadedModel, of_whole_model
 from runner.model.modes import num_evaluating
-from runner.model.own_methods import brings
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
 from runner.model.ties import find_ties, tied_parameters, tied_places
-from runner.optim.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
-from runner.optim.catalogue.kind import ERROR_WIDTH
-from runner.optim.catalogue.registry import compression_of, optimizer_of
+from runner.optim.catalogue.registry import compression_of
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
 from runner.plan.time.estimate import with_estimated_seconds
-from runner.profile import MemoryTrace, ModelProfile, OwnUpdate, SharedWeight
+from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
 from runner.profiling.changed_states import ChangedStates
@@ -59,13 +54,13 @@ from runner.profiling.logits import load_part
 from runner.profiling.meet import is_tried_here
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
-from runner.profiling.own_updates import observed_update, state_bytes_of_shape
+from runner.profiling.optimizer_figures import fill_profiler_of, optimizer_figures, state_bytes_of
 from runner.profiling.parts import part_problems
 from runner.profiling.real_sizes import RealSizes
 from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import try_loss
-from runner.profiling.try_optimizer import try_optimizer, try_own_optimizer
+from runner.profiling.try_optimizer import try_optimizer
 
 __all__ = [
     "FakedProfiler",
@@ -137,15 +132,10 @@ def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelPr
     try_loss(config, profile)
     if not any(row.gradient_bytes for row in profile.layers):
         raise RequestError([_nothing_trained(config, profile)])
-    own = _observed_own(config) if config.optimizer.name == "auto" else None
-    states, master = _state_ratios(config, dtype_of(config.precision.name), own[0] if own else None)
     profile = replace(
         profile,
-        own_update=own[1] if own else _own_update(config),
         samples=samples_of(config),
-        optimizer_bytes_per_gradient_byte=states,
-        master_bytes_per_gradient_byte=master,
-        optimizer_constant_bytes=_table_bytes(config, profile),
+        **optimizer_figures(config, profile),
         **_compression_figures(config, profile),
     )
     if can_be_timed(config, profile):
@@ -199,114 +189,6 @@ def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
         )
     why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
     return Problem("model.target", config.model.target, "must have parameters to train", why)
-
-
-def _table_bytes(config: RunConfig, profile: ModelProfile) -> int:
-    """The bytes of the optimizer's tables, which small tensors do not need."""
-    kind = optimizer_of(config.optimizer)
-    shapes = [shape for layer in (*profile.layers, profile.loss) for shape in layer.trained_shapes]
-    return kind.constant_bytes if any(prod(shape) >= kind.table_elements for shape in shapes) else 0
-
-
-def _state_ratios(config: RunConfig, dtype: torch.dtype, own: float | None = None) -> tuple[float, float]:
-    """Bytes per byte of gradient: first of optimizer states, masters and averaged weights, then of masters alone.
-
-    Args:
-        own: bytes of the states of a module's own optimizer; None: the request's is used.
-    """
-    wide = torch.float32.itemsize / dtype.itemsize
-    master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
-    average = wide if config.trainer.ema_decay is not None else 0.0
-    states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
-    return states + average, master
-
-
-def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Size], int] | None:
-    """A function from the shape of a parameter to its state bytes, or None if a ratio is exact.
-
-    It counts what :func:`_state_ratios` counts.
-    """
-    kind = optimizer_of(config.optimizer)
-    if kind.profiler is not None:
-        per_byte = _state_ratios(config, dtype)[0]
-        return lambda shape: math.ceil(per_byte * dtype.itemsize * shape.numel())
-    wide = torch.float32.itemsize
-    masters = PRECISIONS[config.precision.name].master_weights
-    copies = wide * (masters + (config.trainer.ema_decay is not None))
-    of_axes, own = kind.values_by_axes, kind.state_bytes
-    if kind.values is None and config.optimizer.target is not None and own is None:
-        return _observing(config, wide * (config.trainer.ema_decay is not None), masters, dtype)
-    if of_axes is not None:
-        width = wide if masters else dtype.itemsize
-        return lambda shape: math.ceil((of_axes(len(shape)) * width + copies) * shape.numel())
-    if own is None:
-        return None
-    # Compression errors of a 1-bit optimizer: of all that a rank sends, and of its chunk of the average.
-    errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
-    return lambda shape: own(shape.numel()) + math.ceil((copies + errors) * shape.numel())
-
-
-def _observing(config: RunConfig, averaged: int, masters: bool, dtype: torch.dtype) -> Callable[[torch.Size], int]:
-    """The bytes of states, masters and averaged weights of a parameter, for an optimizer of a user's function."""
-    make = partial(optimizer_of(config.optimizer).make, config.optimizer)
-    updated, copies = torch.float32 if masters else dtype, averaged + torch.float32.itemsize * masters
-
-    @cache
-    def states(shape: torch.Size) -> int:
-        try:
-            found = state_bytes_of_shape(make, shape, updated)
-        except Exception:  # it asks for values
-            found = math.ceil(observed_state_ratio(make) * updated.itemsize * shape.numel())
-        return found + copies * shape.numel()
-
-    return states
-
-
-def _fill_profiler(config: RunConfig) -> FillProfiler | None:
-    make = optimizer_of(config.optimizer).profiler
-    return None if make is None else make()
-
-
-def _own_update(config: RunConfig) -> OwnUpdate | None:
-    """What updates of the request's optimizer make and drop; None: its kind says it, or it is not known."""
-    kind = optimizer_of(config.optimizer)
-    if kind.values is not None or config.optimizer.target is None or kind.at_once is not None:
-        return None
-    try:
-        return observed_update(partial(kind.make, config.optimizer))
-    except RequestError:
-        raise
-    except Exception as error:  # it may want other weights; the ranks tell
-        logger.info("what an update makes and drops is assumed to be as much as AdamW's: %s", error)
-        return None
-
-
-def _observed_own(config: RunConfig) -> tuple[float, OwnUpdate] | None:
-    """What the optimizer of a LightningModule's ``configure_optimizers`` needs; None if unknown or absent."""
-    try:
-        with suppress(EndedError):
-            return apart(_observed_of_module, config)
-        return apart(_observed_of_module, config, fake=False)
-    except ApartError as error:
-        logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
-        return None
-
-
-def _observed_of_module(config: RunConfig, *, fake: bool = True) -> tuple[float, OwnUpdate] | None:
-    with fake_tensors() if fake else nullcontext():
-        try:
-            module = load_model(config, cut=False).module
-        except RequestError:
-            raise
-        except Exception:  # profiling tells it
-            return None
-        if module is None or not brings(module, "configure_optimizers"):
-            return None
-        made = with_one_optimizer(module.configure_optimizers(), config.model.target)
-        (optimizer,) = optimizers_in(made)
-    make = partial(over_other_parameters, optimizer)
-    try_own_optimizer(config, make, "model.target", f"{config.model.target} ({type(optimizer).__name__})")
-    return observed_state_ratio(make), observed_update(make)
 
 
 @contextmanager
@@ -365,9 +247,9 @@ def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None
 def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool, mode: Any = None) -> ModelProfile:
     with faked(config, inputs, targets, by_values=by_values, mode=mode) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        states = _state_bytes(config, dtype)
+        states = state_bytes_of(config, dtype)
         profile = profile_layers(
-            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _fill_profiler(config)
+            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, fill_profiler_of(config)
         )
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:  # what is found in traces is checked there
@@ -414,8 +296,8 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_part(config, inputs, targets)
     with refusing(config):
-        states = _state_bytes(config, dtype)
-        profiler = _fill_profiler(config)
+        states = state_bytes_of(config, dtype)
+        profiler = fill_profiler_of(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:

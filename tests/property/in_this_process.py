@@ -47,6 +47,7 @@ def _profiles_shared() -> Iterator[None]:
     with contextlib.ExitStack() as held:
         held.enter_context(mock.patch("runner.profiling.model.cached_profile", lambda config, make: make(config)))
         held.enter_context(mock.patch("runner.profiling.model.apart", _found_here))
+        held.enter_context(mock.patch("runner.profiling.optimizer_figures.apart", _found_here))
         held.enter_context(mock.patch("runner.memory.apply.rehearse.apart", _called_here))
         yield
 
