@@ -59,7 +59,7 @@ def test_half_precision_trains(precision: str) -> None:
 
 
 def test_allocated_memory_is_as_predicted() -> None:
-    """``engine/measure/memory_meter`` (the allocator's peak), ``plan/memory``: never above, within 5 % of the peak."""
+    """``engine/memory_meter`` (the allocator's peak), ``plan/memory``: never above, within 5 % of the peak."""
     record = train("run", *GPT, "data.batch_size=32")
     peaks = record.peak_memory_bytes
     assert peaks["kind"] == "cuda_allocated"
