@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -73,6 +74,14 @@ def _with_last_offset(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tens
     return output, bag_of_index, *more
 
 
+def _as_input_lies(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The outputs of a group norm; on a CPU the first one lies as its input does, which torch 2.14's rule forgets."""
+    output, *moments = made
+    form = suggest_memory_format(args[0])
+    lies_so = output.device.type != "cpu" or output.is_contiguous(memory_format=form)
+    return output if lies_so else torch.empty_like(output, memory_format=form), *moments
+
+
 def _with_workspace(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tensor, ...]:
     """The outputs of oneDNN's recurrent layer; the last one is its workspace, which its backward reads.
 
@@ -98,6 +107,7 @@ _MENDS: Mapping[Any, Callable[[Any, Sequence[Any]], Any]] = {
     torch.ops.aten.binary_cross_entropy.default: _with_losses,
     torch.ops.aten.col2im.default: _with_columns,
     torch.ops.aten._embedding_bag.default: _with_last_offset,
+    torch.ops.aten.native_group_norm.default: _as_input_lies,
     torch.ops.aten.mkldnn_rnn_layer.default: _with_workspace,
     torch.ops.aten.mkldnn_rnn_layer_backward.default: _with_two_biases,
 }
