@@ -20,13 +20,15 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
 from runner.errors import Problem, RequestError, RunnerError
+from runner.noise import hide_noise
 from runner.parent import end_with
 
 __all__ = ["ApartError", "EndedError", "apart", "quietly"]
@@ -51,9 +53,11 @@ class EndedError(ApartError):
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a child process and return its value, which can be pickled.
 
-    The child is a fork of this process, so that the function may be any. It computes with one thread, because the
-    others of this process do not exist there, and must not use a GPU. Log records, warnings and output of the function
-    are those of this process. Within a child, the function is simply called.
+    The child is a fork of this process, so that the function may be any. If autograd has started threads here, which it
+    does for each GPU, torch refuses every backward in a fork; the child is then a new process, and the function and
+    what it is called with must be picklable. It computes with one thread, because the others of this process do not
+    exist there, and must not use a GPU. Log records, warnings and output of the function are those of this process.
+    Within a child, the function is simply called.
 
     Raises:
         RunnerError: what the function raised; a :class:`RequestError` has its problems.
@@ -62,11 +66,12 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """
     if getattr(_OF_CHILD, "inside", False):
         return _called_here(function, args, kwargs)  # type: ignore[no-any-return]
+    call: Any = partial(function, *args, **kwargs)
     kind = "fork"
     while True:
         context: Any = multiprocessing.get_context(kind)
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_run, args=(os.getpid(), sender, function, args, kwargs))
+        child = context.Process(target=_run, args=(os.getpid(), sender, call))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which the child never meets
             child.start()
@@ -82,7 +87,35 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if kind == "error":
             error, told = value
             raise error from _TracebackOfChild(told)
-        kind = "spawn"  # torch refuses a backward in a fork of a process that has used a GPU for one
+        kind, call = "spawn", _Sent(pickle.dumps(call), _log_levels(), logging.root.manager.disable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a new process calls, and how much of it this one wants to be told.
+
+    Args:
+        pickled: the call, for which the new process imports modules: only when it has the levels.
+        levels: by name of a logger, the level that it has been given.
+        disabled: the level up to which no logger tells anything.
+    """
+
+    pickled: bytes
+    levels: dict[str, int]
+    disabled: int
+
+    def __call__(self) -> Any:
+        hide_noise()
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+        logging.disable(self.disabled)
+        warnings.simplefilter("always")  # the other process has the filters
+        return pickle.loads(self.pickled)()
+
+
+def _log_levels() -> dict[str, int]:
+    known = {"": logging.root, **logging.root.manager.loggerDict}
+    return {name: each.level for name, each in known.items() if isinstance(each, logging.Logger) and each.level}
 
 
 def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -125,7 +158,9 @@ def _result(child: Any, receiver: Connection) -> tuple[str, Any]:
             child.join()
             raise EndedError(_how_ended(child)) from None
         if kind == "record":
-            logging.getLogger(value.name).callHandlers(value)
+            log = logging.getLogger(value.name)
+            if log.filter(value):
+                log.callHandlers(value)
         elif kind == "warning":
             message, category, filename, line = value
             warnings.warn_explicit(message, category, filename, line, registry=_TOLD)
@@ -140,8 +175,8 @@ def _how_ended(child: Any) -> str:
     return f"its process ended with status {code}"
 
 
-def _run(parent: int, sender: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> NoReturn:
-    """Run the function in this child and end the process."""
+def _run(parent: int, sender: Connection, call: Callable[[], Any]) -> NoReturn:
+    """Call the function in this child and end the process."""
     try:
         _OF_CHILD.inside = True
         end_with(parent)
@@ -149,7 +184,7 @@ def _run(parent: int, sender: Connection, function: Callable[..., Any], args: An
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         torch.set_num_threads(1)
         _send_what_is_told(sender)
-        sender.send_bytes(_answer(function, args, kwargs))
+        sender.send_bytes(_answer(call))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -157,13 +192,13 @@ def _run(parent: int, sender: Connection, function: Callable[..., Any], args: An
         os._exit(0)
 
 
-def _answer(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+def _answer(call: Callable[[], Any]) -> bytes:
     try:
         _try_backward()
     except RuntimeError:
         return pickle.dumps(("unfit", None))
     try:
-        return pickle.dumps(("value", function(*args, **kwargs)))
+        return pickle.dumps(("value", call()))
     except RequestError as error:
         return _error(RequestError([_sendable(problem) for problem in error.problems]), error)
     except RunnerError as error:

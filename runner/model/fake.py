@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["fake_tensors", "import_fake_tensors"]
+__all__ = ["begin_autograd", "fake_tensors", "import_fake_tensors"]
 
 
 def import_fake_tensors() -> None:
     """Import what they need, before processes are forked of which each would do it."""
+
+
+@cache
+def begin_autograd() -> None:
+    """Let autograd count the devices before a mode of fake tensors pretends that there are some.
+
+    Where torch is built for CUDA and there is no GPU, such a mode makes eight of them up. A first backward after it
+    starts a thread for each, and then no fork of this process can run a backward.
+    """
+    if not torch.cuda.is_available():  # else the threads are those of GPUs
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 def fake_tensors(shapes: Any = None) -> Any:
@@ -27,6 +41,7 @@ def fake_tensors(shapes: Any = None) -> Any:
     """
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+    begin_autograd()
     # torch would log the traceback of a failure here, but the failure may only be a limit of fake tensors.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
+import multiprocessing
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from runner.errors import Problem, RequestError
-from runner.model.apart import ApartError, EndedError, apart
+from runner.model.apart import ApartError, EndedError, _try_backward, apart
 from runner.model.fake import fake_tensors
 
 ROOT = Path(__file__).parents[2] / "runner"
@@ -75,19 +77,78 @@ def test_a_child_that_ends_early_is_told(end: Any, said: str) -> None:
         apart(end)
 
 
-def test_records_and_warnings_are_those_of_this_process(caplog: pytest.LogCaptureFixture) -> None:
-    def tell() -> None:
-        logging.getLogger("runner.tests").warning("%s of %d", "one", 2)
-        logging.getLogger("runner.tests").debug("not this")
-        warnings.warn("beware", FutureWarning, stacklevel=1)
+@pytest.fixture(params=["fork", "spawn"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the child is made: a new process is for one whose autograd has threads, in whose forks no backward runs."""
+    if request.param == "spawn":
+        monkeypatch.setattr("runner.model.apart._try_backward", _refuse_in_fork)
+    return str(request.param)
 
-    with pytest.warns(FutureWarning, match="beware") as told:
-        apart(tell)
-    assert [(each.filename, each.category) for each in told] == [(__file__, FutureWarning)]
+
+def _refuse_in_fork() -> None:
+    raise RuntimeError("a new process does not know this one's changes")
+
+
+class _Levels(NamedTuple):
+    own: int
+    other: int
+
+
+def _tell() -> tuple[bool, _Levels]:
+    logging.getLogger("runner.tests").info("%s of %d", "one", 2)
+    logging.getLogger("runner.tests").debug("not this")
+    logging.getLogger("runner.others").info("nor this")
+    warnings.warn("beware", FutureWarning, stacklevel=1)
+    warnings.warn("nor of this", DeprecationWarning, stacklevel=1)
+    _try_backward()
+    return multiprocessing.parent_process() is not None, _Levels(
+        logging.getLogger("runner.tests").level, logging.getLogger("runner.others").level
+    )
+
+
+def test_records_and_warnings_are_those_of_this_process(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR", logger="runner.others")
+    caplog.set_level("INFO", logger="runner.tests")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "nor of this")
+        assert apart(_tell) == (True, (logging.INFO, logging.ERROR))
+    assert [(str(each.message), each.filename, each.category) for each in told] == [("beware", __file__, FutureWarning)]
     assert [record.getMessage() for record in caplog.records] == ["one of 2"]
 
 
-def test_output_is_written_once(capfd: pytest.CaptureFixture[str]) -> None:
+def _refuse(number: int) -> None:
+    raise RequestError([Problem("data", number, "must be five", "so", "data=5")])
+
+
+def test_a_problem_comes_back_from_either_kind_of_child(kind: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        apart(_refuse, number=4)
+    assert caught.value.problems == (Problem("data", 4, "must be five", "so", "data=5"),)
+
+
+_AFTER_FAKE_TENSORS = """
+import os
+import torch
+from runner.model.fake import fake_tensors
+
+with fake_tensors():
+    torch.ones(2)
+torch.ones(2, requires_grad=True).sum().backward()
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+torch.ones(2, requires_grad=True).sum().backward()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a backward starts the threads of a GPU")
+def test_a_backward_after_fake_tensors_leaves_forks_theirs() -> None:
+    """torch that is built for CUDA makes devices up for fake tensors, and its autograd would start their threads."""
+    ended = subprocess.run([sys.executable, "-c", _AFTER_FAKE_TENSORS], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_output_is_written_once(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     sys.stdout.write("before, ")
     apart(print, "within")
     assert capfd.readouterr().out == "before, within\n"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import accumulate, pairwise
 from pathlib import Path
-
-import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.model.check_pretrained import pretrained_problems
-from runner.model.pretrained import weights
-from runner.model.pretrained.stored import StoredTensor
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, TEXT, IMAGE = 32, 64 + 128, 48
@@ -40,11 +39,22 @@ def published() -> dict[str, tuple[int, ...]]:
     return found | {f"transformer.{name}_mask": (1152, 1152) for name in ("row", "col", "conv")}
 
 
-def test_the_published_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = {name: StoredTensor(Path("a"), name, shape, "F32") for name, shape in published().items()}
-    monkeypatch.setattr("runner.model.check_pretrained.stored_tensors", lambda path: stored)
-    monkeypatch.setattr(weights, "stored_tensors", lambda path: stored)
+def save_zeros(file: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file of float32 zeros, of which only the header takes room on the disk."""
+    ends = list(accumulate((4 * math.prod(shape) for shape in shapes.values()), initial=0))
+    places = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": place}
+        for (name, shape), place in zip(shapes.items(), pairwise(ends), strict=True)
+    }
+    header = json.dumps(places).encode()
+    with open(file, "wb") as opened:
+        opened.write(len(header).to_bytes(8, "little") + header)
+        opened.truncate(8 + len(header) + ends[-1])
+
+
+def test_the_published_layout(tmp_path: Path) -> None:
+    save_zeros(tmp_path / "weights.safetensors", published())
     names = ROOT / "recipes/rudalle/published_names.yaml"
-    request = ["model=rudalle_malevich", *SMALL, "model.pretrained=weights.safetensors"]
+    request = ["model=rudalle_malevich", *SMALL, f"model.pretrained={tmp_path / 'weights.safetensors'}"]
     assert pretrained_problems(resolve([*request, f"model.pretrained_names={names}"])) == []
     assert len(pretrained_problems(resolve(request))) > 20

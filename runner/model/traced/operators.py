@@ -28,6 +28,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten, shapes
 from runner.model.buffers import BufferSnapshot
 from runner.model.by_value import by_value
+from runner.model.fake import begin_autograd
 from runner.model.modes import evaluating, in_training
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
@@ -168,6 +169,7 @@ def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
 def _export(model: nn.Module, inputs: Any) -> Program:
     args, kwargs = call_arguments(inputs)
     axes = _axes(model, args, kwargs)
+    begin_autograd()
     with _quiet():
         try:
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
