@@ -255,6 +255,8 @@ class OffloadConfig:
     delay_from: int | None = None  # from this step on, the host updates during the next step: one step late
     delay_seconds: float = 0.0  # for experiments: added to every move of a layer's activations to the host or back
     bytes_per_second: float | None = None  # for experiments: speed of these moves in one direction; null = not limited
+    target: str | None = None  # your own: package.module:name; activations or weights says which of them it moves
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
 
     def __post_init__(self) -> None:
         """A strategy of activations that chooses among weights is a strategy of weights, or of both."""
@@ -359,6 +361,13 @@ class WeightPredictionConfig:
     name: str | None = None  # null = the schedule's own
     preset: str | None = None  # published gaps: spectrain, pipeoptim, xpipe; null = the schedule's own
     gap: float | None = None  # optimizer steps to look ahead, on every stage; null = as many as a stage is late
+    target: str | None = None  # your own: package.module:KIND, or a function of a weight's Moment and kwargs
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
+
+    def __post_init__(self) -> None:
+        """A target is a prediction of one's own, whose option file needs no name."""
+        if self.target is not None and self.name is None:
+            self.name = "custom"
 
 
 @dataclass

@@ -96,8 +96,8 @@ class _Sent:
 
     Args:
         pickled: the call, for which the new process imports modules: only when it has the levels.
-        levels: by name of a logger, the level that it has been given.
-        disabled: the level up to which no logger tells anything.
+        levels: the levels of loggers that were given one, by name.
+        disabled: up to this level no logger tells anything.
     """
 
     pickled: bytes

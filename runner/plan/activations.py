@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from runner.config.guests import find_offload, offload_of
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.offload import Offload
-from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
@@ -72,7 +72,7 @@ def plan_activations(
         partition,
         options,
         to_host=to_host,
-        offload=OFFLOADS.get(config.offload.activations),
+        offload=offload_of(config.offload),
         budgets=budgets,
         in_flight=in_flight,
         between=between,
@@ -96,7 +96,7 @@ def reads_budget(config: RunConfig) -> bool:
 
 def _offload(config: RunConfig) -> Offload:
     """The strategy that moves activations; one that moves nothing where none was asked for."""
-    return OFFLOADS.get(config.offload.activations, _NOTHING)
+    return find_offload(config.offload) or _NOTHING
 
 
 def shares_by_lifetime(config: RunConfig) -> bool:

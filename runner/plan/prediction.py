@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.drift import DRIFT
-from runner.optim.catalogue.prediction import PredictionKind
-from runner.optim.catalogue.registry import PREDICTIONS, optimizer_of
+from runner.optim.catalogue.prediction import OwnFormula, PredictionKind
+from runner.optim.catalogue.registry import PREDICTIONS, find_prediction, optimizer_of
 from runner.schedule.catalogue.registry import SPECS
 from runner.schedule.gaps import PRESETS, StageGaps, copies_held
 from runner.schedule.values import Schedule
@@ -42,7 +42,10 @@ def kind_asked(config: RunConfig, schedule: str) -> PredictionKind | None:
         config: the request.
         schedule: the name of its schedule.
     """
-    name = config.weight_prediction.name
+    asked = config.weight_prediction
+    if asked.target is not None and asked.name not in PREDICTIONS:
+        return find_prediction(asked)
+    name = asked.name
     if name is None and schedule in SPECS:
         name = SPECS[schedule].prediction
     kind = PREDICTIONS.get(name or "none")
@@ -72,6 +75,10 @@ def prediction_of(config: RunConfig, schedule: Schedule) -> Prediction | None:
     stages = tuple(_gaps(config, kind, schedule, stage) for stage in range(schedule.stages))
     if all(gaps is None for gaps in stages):
         return None
+    if isinstance(kind.predict, OwnFormula):  # rules have asked for its reasons, which a plan cannot hold
+        kind = PredictionKind(
+            name=kind.name, description="", predict=kind.predict, temporaries=kind.temporaries, reads=kind.reads
+        )
     motion = optimizer_of(config.optimizer).motion
     keeps_gradient = motion is not None and motion.needs_gradient
     return Prediction(kind, stages, (), _copies(schedule, stages), int(keeps_gradient))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
+from runner.config.guests import weights_of
 from runner.config.precision import weight_widths
 from runner.config.schema import OffloadConfig, RunConfig
 from runner.errors import Problem, RequestError
@@ -12,7 +13,6 @@ from runner.memory.solve.offload import chain_program
 from runner.memory.solve.residency import RankTurns, Run, WeightUnit, rank_turns, stage_runs
 from runner.memory.solve.values import ActivationPlan, Program
 from runner.memory.solve.weight_strategy import StageUnits, WeightOptions, WeightPlan
-from runner.memory.solve.weights import WEIGHT_STRATEGIES
 from runner.plan.stages.figures import state_bytes
 from runner.profile import LayerProfile, ModelProfile
 from runner.schedule.values import Op, Schedule
@@ -53,7 +53,7 @@ def plan_weights(
         peaks: predicts memory, for a strategy that reads it.
         copy_seconds: see :class:`runner.memory.solve.values.StageChain`.
     """
-    strategy = WEIGHT_STRATEGIES.get(config.offload.weights)
+    strategy = weights_of(config.offload)
     if strategy is None:
         return WeightPlan(), costs
     options = weight_options(config.offload)

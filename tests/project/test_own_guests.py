@@ -1,6 +1,7 @@
 """A user's own schedule, optimizer, checkpointing policy and compressor together, from one folder of theirs.
 
-The folder has a module and four option files; nothing of the runner is changed, and the module imports nothing of it.
+Beside them a prediction of weights and strategies for activations and weights in the host's memory, each in a run. The
+folder has a module and seven option files; nothing of the runner is changed, and the module imports nothing of it.
 docs/design.md says how each is written.
 """
 
@@ -17,10 +18,14 @@ from typing import Any
 import pytest
 import torch
 import warm
+from oracles import SCALARS
 from torch import nn
 from torch.nn import functional
 
+from runner.cli.main import main
 from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
+from runner.optim.catalogue.prediction import Moment, OwnFormula
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
@@ -99,6 +104,30 @@ class Sums:
 
 def sums(gradients):
     return Sums(gradients)
+
+
+def every_second(stage, first=0):
+    """What every second layer saves is moved."""
+    return stage.indices[first::2]
+
+
+def largest(stage, share):
+    """The weights of the largest layers are at home in the host's memory."""
+    units = sorted(stage.units, key=lambda unit: unit.home_bytes, reverse=True)
+    return units[: round(share * len(units))]
+
+
+def ahead(moment, steps=1.0):
+    """The momentum goes on for a part of the gap."""
+    return moment.weight - steps * moment.gap * moment.rate * moment.state["momentum_buffer"]
+
+
+def others(stage):
+    return [99]
+
+
+def in_place(moment):
+    return moment.weight.sub_(1)
 '''
 OPTIONS = {
     "schedule": "target: toys:pairs\nkwargs:\n  size: 2\n",
@@ -106,6 +135,13 @@ OPTIONS = {
     "activation_checkpoint": "target: toys:half\n",
     "compression": "target: toys:sums\n",
 }
+BESIDE = {
+    "offload/seconds": "activations: seconds\ntarget: toys:every_second\n",
+    "offload/largest": "weights: largest\ntarget: toys:largest\nkwargs:\n  share: 0.5\n",
+    "weight_prediction/ahead": "target: toys:ahead\n",
+}
+LAYOUT = ("model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4")
+MOMENTUM = ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05")
 
 
 @pytest.fixture
@@ -115,6 +151,9 @@ def folder(tmp_path: Path) -> Path:
     for group, text in OPTIONS.items():
         (tmp_path / "conf" / group).mkdir(parents=True)
         (tmp_path / "conf" / group / "toy.yaml").write_text(f"# A toy of one's own.\n{text}", encoding="utf-8")
+    for option, text in BESIDE.items():
+        (tmp_path / "conf" / option).parent.mkdir(exist_ok=True)
+        (tmp_path / "conf" / f"{option}.yaml").write_text(f"# Another one.\n{text}", encoding="utf-8")
     return tmp_path
 
 
@@ -224,16 +263,158 @@ def test_all_four_run_together(folder: Path) -> None:
     assert record["bytes_moved"]["weight_gradients"] > 0
 
 
+def planned(folder: Path, *words: str) -> dict[str, Any]:
+    done = command(folder, "plan", *LAYOUT, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.costly
+def test_layers_of_ones_own_choice_are_moved(folder: Path) -> None:
+    """The layers of both halves together move what all layers do."""
+    halves = (planned(folder, "offload=seconds", f"offload.kwargs.first={first}") for first in (0, 1))
+    moved = [each["bytes_moved"]["host_activations"] for each in halves]
+    assert min(moved) > 0
+    assert sum(moved) == planned(folder, "offload=activations_async")["bytes_moved"]["host_activations"]
+
+
+@pytest.mark.costly
+def test_weights_of_ones_own_choice_are_in_the_host(folder: Path) -> None:
+    """Each stage of four linear maps, of which the first and the last of the model are smaller, has two there."""
+    found = planned(folder, "offload=largest", "model.kwargs.layers=8", "model.kwargs.width=64")["host_weights"]
+    assert [[each["layers"] for each in stage] for stage in found] == [[[1, 1], [2, 2]], [[4, 4], [5, 5]]]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("offload=seconds",),
+        ("offload=largest",),
+        ("weight_prediction=ahead", "weight_prediction.gap=1", *MOMENTUM),
+        ("weight_prediction=ahead", "schedule=ampnet", *MOMENTUM),
+    ],
+    ids=["activations", "weights", "prediction", "prediction of late gradients"],
+)
+def test_a_run_with_a_choice_of_ones_own_is_equal_and_as_large_as_planned(folder: Path, words: tuple[str, ...]) -> None:
+    verified = command(folder, "verify", *LAYOUT, *words, "--steps", "3")
+    assert verified.returncode == 0, verified.stderr
+    assert "equal bit for bit over 3 steps" in verified.stdout + verified.stderr
+    trained = command(folder, "train", *LAYOUT, *words, "trainer.max_steps=3", "logger=none", "run_dir=run")
+    assert trained.returncode == 0, trained.stderr
+    peaks = json.loads((folder / "run" / "record.json").read_text())["peak_memory_bytes"]
+    assert min(most - held for most, held in zip(peaks["predicted"], peaks["measured"], strict=True)) >= -SCALARS
+
+
+def with_lookahead(steps: int, share: float) -> list[float]:
+    """SGD's losses where every gradient is taken at weights that the momentum carries on for a part of a step."""
+    from runner.zoo.data import random_regression
+    from runner.zoo.mlp import build as build_mlp
+
+    torch.manual_seed(0)
+    model: nn.Sequential = build_mlp(inputs=32, outputs=8, width=16, layers=4)
+    train, _ = random_regression(samples=64, val_samples=8, inputs=32, outputs=8, seed=0)
+    inputs, targets = (torch.stack(column) for column in zip(*(train[i] for i in range(16 * steps)), strict=True))
+    momenta, losses = [torch.zeros_like(each) for each in model.parameters()], []
+    for step in range(steps):
+        batch = slice(16 * step, 16 * (step + 1))
+        kept = [each.detach().clone() for each in model.parameters()]
+        with torch.no_grad():
+            for weight, momentum in zip(model.parameters(), momenta, strict=True):
+                weight.sub_(share * 0.05 * momentum)
+        loss = functional.mse_loss(model(inputs[batch]), targets[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for weight, was, momentum in zip(model.parameters(), kept, momenta, strict=True):
+                assert weight.grad is not None
+                weight.copy_(was.sub_(0.05 * momentum.mul_(0.9).add_(weight.grad)))
+                weight.grad = None
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.costly
+def test_gradients_are_taken_at_weights_of_ones_own_prediction(folder: Path) -> None:
+    model = ["model.kwargs.width=16", "model.kwargs.layers=4", "data.kwargs.samples=64", "data.kwargs.val_samples=8"]
+    asked = [*LAYOUT, *model, *MOMENTUM, "data.shuffle=false", "data.batch_size=16", "logger=none", "run_dir=run"]
+    own = ["weight_prediction=ahead", "weight_prediction.gap=1", "weight_prediction.kwargs.steps=0.5"]
+    trained = command(folder, "train", *asked, *own, "trainer.max_steps=4")
+    assert trained.returncode == 0, trained.stderr
+    losses = json.loads((folder / "run" / "record.json").read_text())["loss"]
+    assert losses == pytest.approx(with_lookahead(4, 0.5), rel=1e-5)
+    assert losses != pytest.approx(with_lookahead(4, 0.0), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["offload.target=toys:every_second"],
+            "offload.target = toys:every_second: must be named by offload.activations, or by offload.weights.",
+        ),
+        (
+            ["offload.target=toys:nothing", "offload.weights=mine"],
+            "offload.target = toys:nothing: must name a function or WeightStrategy of that module.",
+        ),
+        (["offload.activations=mine"], "offload.activations = mine: must be one of none, save_on_cpu, async, "),
+        (["offload.kwargs.first=1"], "offload.kwargs = {'first': 1}: belong to a target."),
+        (
+            ["offload.target=toys:others", "offload.activations=mine"],
+            "offload.target = toys:others: must return some of the stage's layers. It returned 99.",
+        ),
+        (
+            ["offload=seconds", "offload.kwargs.last=1"],
+            "offload.target = toys:every_second: must run with the arguments that it is given. Calling it raised",
+        ),
+        (
+            ["weight_prediction.target=toys:nothing"],
+            "weight_prediction.target = toys:nothing: must name a function or PredictionKind of that module.",
+        ),
+        (
+            ["weight_prediction=ahead", "weight_prediction.kwargs.share=1", "weight_prediction.gap=1", *MOMENTUM],
+            "weight_prediction.kwargs = {'share': 1}: must be arguments of toys:ahead. Got an unexpected keyword",
+        ),
+        (
+            ["weight_prediction=momentum", "weight_prediction.target=toys:ahead", "weight_prediction.gap=1", *MOMENTUM],
+            "weight_prediction.target = toys:ahead: belongs to a prediction of your own. momentum is one",
+        ),
+        (["weight_prediction.kwargs.share=1"], "weight_prediction.kwargs = {'share': 1}: belong to a target."),
+    ],
+)
+def test_a_wrong_choice_of_ones_own_is_one_line(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("toys", None)
+    assert main(["plan", *LAYOUT, *words]) == 2
+    *_, line = capsys.readouterr().err.splitlines()  # after what tells of long work, on a busy machine
+    assert line.startswith(said)
+
+
+def test_a_prediction_that_changes_the_weights_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("toys", None)
+    moment = Moment(torch.ones(2), {}, {}, None, gap=1, rate=0.1, rates=(0.1,))
+    with pytest.raises(RequestError, match="must leave the weight as it is"):
+        OwnFormula("toys:in_place", {})(moment)
+
+
 def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/design.md's module and option file, as a reader would copy them; and its generator as it stands there."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:python|yaml)\b[^\n]*\n(.*?)```", text, re.DOTALL)
-    module, option, optimizer, its_option, generator, _ = blocks
-    (tmp_path / "mine.py").write_text(f"{module}\n{optimizer}", encoding="utf-8")
-    (tmp_path / "conf" / "schedule").mkdir(parents=True)
-    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
-    (tmp_path / "conf" / "optimizer" / "signs.yaml").write_text(its_option, encoding="utf-8")
-    (tmp_path / "conf" / "schedule" / "pairs.yaml").write_text(option, encoding="utf-8")
+    module, option, optimizer, its_option, others, *their_options, generator, _ = blocks
+    (tmp_path / "mine.py").write_text(f"{module}\n{optimizer}\n{others}", encoding="utf-8")
+    for each in (option, its_option, *their_options):
+        file = tmp_path / each.partition("\n")[0].removeprefix("# ")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(each, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = resolve(["schedule=pairs", "optimizer=signs", "parallelism.pipeline=3", "schedule.microbatches=6"])
@@ -244,6 +425,9 @@ def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.M
     assert schedule_problems(config) == []
     own = schedule_of(config)
     assert (own.name, own.ranks, own.microbatches) == ("pairs", 3, 6)
+    for words in (["offload=every_second"], ["offload=largest"], ["weight_prediction=ahead", *MOMENTUM]):
+        gap = ["weight_prediction.gap=1"] if "weight_prediction=ahead" in words else []
+        assert main(["plan", *LAYOUT, *words, *gap, "--json"]) == 0
     shipped: dict[str, Any] = {}
     exec(generator, shipped)
     assert shipped["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions

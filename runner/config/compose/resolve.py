@@ -45,7 +45,7 @@ DEFAULT_RECIPE = "rudalle_tiny"
 _TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "logger", "schedule")}
 
 # Groups whose options may be kinds of a user's own, which need no name but their file's.
-_OF_USERS = ("optimizer", "compression", "schedule")
+_OF_USERS = ("optimizer", "compression", "schedule", "weight_prediction", "offload")
 
 
 _STEPS, _EPOCHS = "trainer.max_steps", "trainer.max_epochs"

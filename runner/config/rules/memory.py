@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.config.guests import MOVERS, find_offload, is_own, target_problems
 from runner.config.precision import PRECISIONS
-from runner.config.rules.table import Row, Table, value_at
+from runner.config.rules.table import Computed, Row, Table, value_at, where
 from runner.config.rules.values import is_given, not_negative, one_of, positive
 from runner.config.schema import RunConfig
+from runner.memory.solve.offload import Offload
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
 from runner.memory.solve.strategy import SECTION, Option, Strategy, shown
 
-__all__ = ["MEMORY", "POLICIES", "TO_HOST"]
+__all__ = ["MEMORY", "POLICIES", "TO_HOST", "moves_to_host"]
 
 POLICIES = (*STRATEGIES, "custom")
 """Names of this package's strategies, and ``custom`` for a user's own; with a target, other names are allowed."""
 
-_OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu", *OFFLOADS)
 TO_HOST = [name for name, offload in OFFLOADS.items() if not offload.lends]
 """Names of the strategies that move saved tensors to the host's memory."""
 
-_ALONE = [name for name, offload in OFFLOADS.items() if offload.alone]
-_CHOOSING = [name for name, offload in OFFLOADS.items() if offload.candidates is not None and not offload.alone]
+
+def _offload(config: RunConfig) -> Offload:
+    """The strategy that moves activations; one without traits if there is none, or it is not known."""
+    return find_offload(config.offload) or Offload("none", lambda chain, program: program)
+
+
+def _moves(config: RunConfig) -> bool:
+    return find_offload(config.offload) is not None
+
+
+def _chooses(config: RunConfig) -> bool:
+    offload = _offload(config)
+    return offload.candidates is not None and not offload.alone
+
+
+def moves_to_host(config: RunConfig) -> bool:
+    """Whether a strategy moves saved tensors to the host's memory."""
+    return _moves(config) and not _offload(config).lends
 
 
 def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
@@ -83,7 +100,7 @@ def _slows_moves(path: str, default: str) -> Row[RunConfig]:
     """The rule that a key which slows moves of activations down needs such moves."""
     return Row(
         path,
-        lambda c: bool(value_at(c, path)) and c.offload.activations not in TO_HOST,
+        lambda c: bool(value_at(c, path)) and not moves_to_host(c),
         f"belongs to offload.activations={' or '.join(TO_HOST)}, or offload.weights",
         "Other moves are not slowed down",
         fix=f"{path}={default}",
@@ -111,7 +128,24 @@ MEMORY: Table[RunConfig] = Table(
             fix=lambda c: f"{SECTION}.kwargs={{}}",  # braces in a plain text would name a fact
             when=lambda c: not _is_own(c) and c.activation_checkpoint.name in STRATEGIES,
         ),
-        one_of("offload.activations", _OFFLOADED_ACTIVATIONS),
+        *where(lambda c: not is_own(c.offload, "activations"), one_of("offload.activations", MOVERS)),
+        Row(
+            "offload.target",
+            lambda c: c.offload.activations == c.offload.weights == "none",
+            "must be named by offload.activations, or by offload.weights",
+            "These say whether it chooses what layers save, or weights",
+            fix="offload.activations=mine",
+            when=lambda c: c.offload.target is not None,
+        ),
+        Row(
+            "offload.kwargs",
+            lambda c: bool(c.offload.kwargs),
+            "belong to a target",
+            "{offload.name} is no function of yours",
+            fix=lambda c: "offload.kwargs={}",  # braces in a plain text would name a fact
+            when=lambda c: c.offload.target is None and c.offload.activations == c.offload.weights == "none",
+        ),
+        Computed("offload.target", lambda c: target_problems(c.offload), "must be what its own key says"),
         Row(
             "offload.activations",
             lambda c: _strategy(c).picks_operators and c.offload.activations != "none",
@@ -121,28 +155,28 @@ MEMORY: Table[RunConfig] = Table(
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in _CHOOSING and _strategy(c).reads_budget,
+            lambda c: _chooses(c) and _strategy(c).reads_budget,
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "Each of the two fills memory_limit as if the other did nothing",
             fix="activation_checkpoint=none or offload=activations_async",
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in _ALONE and _decides_too(c),
+            lambda c: _offload(c).alone and _decides_too(c),
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "It decides itself what is kept, moved or computed again",
             fix="activation_checkpoint=none",
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in OFFLOADS and c.compile,
+            lambda c: _moves(c) and c.compile,
             "must be none or save_on_cpu with compile=true",
             "What a compiled layer saves is not what the plan has measured, and the host's buffers would not suffice",
             fix="compile=false",
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in OFFLOADS and _autocasts(c),
+            lambda c: _moves(c) and _autocasts(c),
             "must be none or save_on_cpu with precision={precision.name}",
             "Autocast's copies of weights would be moved with the activations, and the plan does not count them",
             fix="precision=bf16",

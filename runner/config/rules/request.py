@@ -21,7 +21,7 @@ from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, did_you_mean
 from runner.memory.solve.strategy import SECTION
-from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, target_problems
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
@@ -61,7 +61,12 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "logger": ("tensorboard", "csv", *SERVICE_LOGGERS, "none", "custom"),
     "profiler": ("none", "simple", "cprofile", "pytorch", "nvtx"),
 }
-_OF_USERS = ("optimizer", "compression", SECTION)  # groups for which a user's option may name the user's own kind
+_OF_USERS = (
+    "optimizer",
+    "compression",
+    "weight_prediction",
+    SECTION,
+)  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -76,9 +81,9 @@ def _limit_bytes(config: RunConfig) -> float:
 def _known_name(group: str) -> Row[RunConfig]:
     """The rule that an option's name is known; if it has a target, every name is allowed."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
-    if group in MAY_BE_NULL:
-        return replace(row, when=lambda c: is_given(c, f"{group}.name"))
-    return replace(row, when=lambda c: not is_given(c, f"{group}.target")) if group in _OF_USERS else row
+    if group in _OF_USERS:
+        row = replace(row, when=lambda c: not is_given(c, f"{group}.target"))
+    return where(lambda c: is_given(c, f"{group}.name"), row)[0] if group in MAY_BE_NULL else row
 
 
 _NAMES: Table[RunConfig] = Table(
@@ -433,6 +438,27 @@ _PREDICTION: Table[RunConfig] = Table(
     "Predicted weights",
     (
         *where(lambda c: is_given(c, "weight_prediction.gap"), not_negative("weight_prediction.gap")),
+        Row(
+            "weight_prediction.target",
+            lambda c: c.weight_prediction.name in PREDICTIONS,
+            "belongs to a prediction of your own",
+            "{weight_prediction.name} is one of the runner's",
+            fix="weight_prediction=mine",
+            when=lambda c: c.weight_prediction.target is not None,
+        ),
+        Row(
+            "weight_prediction.kwargs",
+            lambda c: bool(c.weight_prediction.kwargs),
+            "belong to a target",
+            "No function of yours is asked",
+            fix=lambda c: "weight_prediction.kwargs={}",  # braces in a plain text would name a fact
+            when=lambda c: c.weight_prediction.target is None,
+        ),
+        Computed(
+            "weight_prediction.target",
+            lambda c: target_problems(c.weight_prediction),
+            "must name a PredictionKind, or a function of a Moment",
+        ),
         Row(
             "weight_prediction.preset",
             lambda c: is_given(c, "weight_prediction.preset") and is_given(c, "weight_prediction.gap"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from runner.config.guests import find_weights, is_own
 from runner.config.precision import PRECISIONS
-from runner.config.rules.memory import TO_HOST
-from runner.config.rules.table import Row, Table, value_at
+from runner.config.rules.memory import TO_HOST, moves_to_host
+from runner.config.rules.table import Row, Table, value_at, where
 from runner.config.rules.values import at_least, belongs, is_given, one_of
 from runner.config.schema import RunConfig
 from runner.memory.solve.offloads import OFFLOADS
@@ -23,11 +24,12 @@ _ON_WEIGHTS = [name for name, offload in OFFLOADS.items() if offload.choose_weig
 
 
 def _moves(config: RunConfig) -> bool:
-    return config.offload.weights in WEIGHT_STRATEGIES
+    return find_weights(config.offload) is not None
 
 
 def _is_layer_by_layer(config: RunConfig) -> bool:
-    return _moves(config) and WEIGHT_STRATEGIES[config.offload.weights].layer_by_layer
+    strategy = find_weights(config.offload)
+    return strategy is not None and strategy.layer_by_layer
 
 
 def _runs_graphs_or_reads_budget(config: RunConfig) -> bool:
@@ -59,7 +61,7 @@ def _belongs(key: str, strategy: str, default: str) -> Row[RunConfig]:
 WEIGHTS: Table[RunConfig] = Table(
     "Weights in the host's memory",
     (
-        one_of(_WEIGHTS, ("none", *WEIGHT_STRATEGIES)),
+        *where(lambda c: not is_own(c.offload, "weights"), one_of(_WEIGHTS, ("none", *WEIGHT_STRATEGIES))),
         _must_be_none(
             lambda c: c.zero.stage is not None,
             "zero.stage={zero.stage}",
@@ -187,7 +189,7 @@ WEIGHTS: Table[RunConfig] = Table(
         _belongs("fraction", "granular", "null"),
         Row(
             "offload.drive",
-            lambda c: not _moves(c) and c.offload.activations not in TO_HOST,
+            lambda c: not _moves(c) and not moves_to_host(c),
             f"belongs to offload.weights, or to offload.activations={' or '.join(TO_HOST)}",
             "Nothing else is moved to files",
             fix="offload.drive=null",

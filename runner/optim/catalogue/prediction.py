@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import OptimizerConfig
+from runner.errors import Problem, RequestError
 from runner.optim.catalogue.kind import OptimizerKind
 from runner.optim.catalogue.motion import Motion
+from runner.targets import call_named, import_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NO_MOTION", "Moment", "PredictionKind", "linear"]
+__all__ = ["NO_MOTION", "Moment", "OwnFormula", "PredictionKind", "linear"]
 
 NO_MOTION = "its states do not say where it moves the weights"
+_TARGET = "weight_prediction.target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,51 @@ def linear(moment: Moment) -> Tensor:
     assert moment.motion is not None  # a rule requires it
     direction = moment.motion.direction(moment.state, moment.settings)
     return (direction * -(moment.gap * moment.rate)).add_(moment.weight)  # one temporary tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFormula:
+    """A user's own formula by its name, with which a plan is written and read.
+
+    Args:
+        target: ``package.module:name`` of a function of a :class:`Moment`, or of a :class:`PredictionKind`.
+        kwargs: further arguments of the function.
+    """
+
+    target: str
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, moment: Moment) -> Tensor:
+        found = self.found()
+        function: Any = found.predict if isinstance(found, PredictionKind) else found
+        version = moment.weight._version
+        predicted: Tensor = call_named(_TARGET, self.target, function, moment, **self.kwargs)
+        if moment.weight._version != version:
+            raise self._error("must leave the weight as it is", "It changed the newest values in place")
+        if getattr(predicted, "shape", None) != moment.weight.shape:
+            why = f"It returned {_described(predicted)} for {_described(moment.weight)}"
+            raise self._error("must return a tensor of the weight's shape", why)
+        return predicted
+
+    def _error(self, rule: str, why: str) -> RequestError:
+        return RequestError([Problem(_TARGET, self.target, rule, why)])
+
+    def found(self) -> Any:
+        """What the target names.
+
+        Raises:
+            RequestError: it cannot be imported.
+        """
+
+        def fits(found: object) -> bool:
+            return callable(found) or (isinstance(found, PredictionKind) and found.predict is not None)
+
+        return import_named(_TARGET, self.target, what="function or PredictionKind", fits=fits)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"a tensor of {tuple(shape)}"
 
 
 def _no_reason(motion: Motion) -> str | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from runner.config.schema import CompressionConfig, OptimizerConfig
+from runner.config.schema import CompressionConfig, OptimizerConfig, WeightPredictionConfig
 from runner.errors import Problem, RequestError
 from runner.optim.catalogue import compressors, optimizers, predictions
 from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.found import find_kinds
 from runner.optim.catalogue.kind import OptimizerKind
-from runner.optim.catalogue.prediction import PredictionKind
+from runner.optim.catalogue.prediction import OwnFormula, PredictionKind
 from runner.targets import call_named, import_named
 
 __all__ = [
@@ -24,8 +25,10 @@ __all__ = [
     "compression_of",
     "find_compression",
     "find_optimizer",
+    "find_prediction",
     "kind_of_class",
     "optimizer_of",
+    "prediction_of_users",
     "target_problems",
 ]
 
@@ -75,6 +78,26 @@ def compression_of(section: CompressionConfig) -> CompressionKind:
     return CompressionKind(name=section.name, description=found.__doc__ or "", make=partial(_call, found), keys=None)
 
 
+def prediction_of_users(section: WeightPredictionConfig) -> PredictionKind:
+    """The prediction that ``target`` names: a :class:`PredictionKind`, or a function of a weight's :class:`Moment`.
+
+    Raises:
+        RequestError: the target cannot be imported.
+    """
+    assert section.target is not None
+    assert section.name is not None  # the section names what has a target
+    formula = OwnFormula(section.target, section.kwargs)
+    found = formula.found()
+    if isinstance(found, PredictionKind):
+        return replace(found, name=section.name, predict=formula)
+    try:
+        inspect.signature(found).bind(None, **section.kwargs)
+    except TypeError as error:  # else a rank would be the first to call it
+        rule, why = f"must be arguments of {section.target}", str(error).capitalize()
+        raise RequestError([Problem("weight_prediction.kwargs", section.kwargs, rule, why)]) from error
+    return PredictionKind(name=section.name, description=found.__doc__ or "", predict=formula)
+
+
 def find_optimizer(section: OptimizerConfig) -> OptimizerKind | None:
     """Like :func:`optimizer_of`; if that raises: the kind ``custom`` if it has that name, None otherwise."""
     try:
@@ -91,6 +114,14 @@ def find_compression(section: CompressionConfig) -> CompressionKind | None:
         return None
 
 
+def find_prediction(section: WeightPredictionConfig) -> PredictionKind | None:
+    """Like :func:`prediction_of_users`; None if that raises."""
+    try:
+        return prediction_of_users(section)
+    except RequestError:
+        return None
+
+
 def kind_of_class(made: type) -> OptimizerKind | None:
     """The kind of this package that makes objects of a class or of its base class (Lightning derives classes)."""
     by_class = {name: kind for kind in OPTIMIZERS.values() for name in kind.classes}
@@ -98,14 +129,21 @@ def kind_of_class(made: type) -> OptimizerKind | None:
     return next((by_class[name] for name in names if name in by_class), None)
 
 
-def target_problems(section: OptimizerConfig | CompressionConfig) -> Iterator[Problem]:
+def target_problems(section: OptimizerConfig | CompressionConfig | WeightPredictionConfig) -> Iterator[Problem]:
     """Import the kind that a section's target names, and return the problems of this."""
     if section.target is None:
         return
     try:
-        optimizer_of(section) if isinstance(section, OptimizerConfig) else compression_of(section)
+        _KIND_OF[type(section)](section)
     except RequestError as error:
         yield from error.problems
+
+
+_KIND_OF: Mapping[type, Any] = {
+    OptimizerConfig: optimizer_of,
+    CompressionConfig: compression_of,
+    WeightPredictionConfig: prediction_of_users,
+}
 
 
 def _imported(path: str, target: str, kind: type) -> Any:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from runner.config.guests import find_offload
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.rules.values import another_schedule
 from runner.errors import Problem
-from runner.memory.solve.offloads import OFFLOADS
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.activations import lends
 from runner.plan.prediction import kind_asked
@@ -235,7 +235,7 @@ OFFLOADED: Table[OrderFacts] = Table(
             fix="offload=none",
         ),
     ),
-    applies=lambda f: f.config.offload.activations in OFFLOADS,
+    applies=lambda f: find_offload(f.config.offload) is not None,
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from runner.config.guests import find_offload, is_own
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table, value_at
+from runner.config.schema import OffloadConfig
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.prediction import kind_asked
 from runner.plan.rules.facts import OrderFacts
@@ -150,6 +152,12 @@ _ORDER = "Forwards would run more than once, or not in the order of the micro-ba
 _RUN_AGAIN = ("auto", "pofo", "superneurons", "swapadvisor")
 
 
+def _runs_again(section: OffloadConfig) -> bool:
+    """Whether a user's own strategy may run layers again."""
+    own = find_offload(section) if is_own(section, "activations") else None
+    return own is not None and own.alone
+
+
 def _unchanged(path: str, wrong: Callable[[OrderFacts], bool], why: str, fix: str, *, needed: str) -> Row[OrderFacts]:
     """The rule that a key is as ``needed`` where a forward changes what is no buffer."""
     return Row(path, wrong, f"must be {needed}, because a forward changes {{changed_state}}", why, fix=fix)
@@ -167,7 +175,7 @@ _REMEMBERED: Table[OrderFacts] = Table(
         ),
         _unchanged(
             "offload.activations",
-            lambda f: f.config.offload.activations in _RUN_AGAIN,
+            lambda f: f.config.offload.activations in _RUN_AGAIN or _runs_again(f.config.offload),
             _AGAIN,
             "offload.activations=none",
             needed="one that runs no layer again",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from runner.config.guests import is_own
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.plan.cores import num_cores
@@ -90,7 +91,7 @@ def _candidates(config: RunConfig, *, measures_threads: bool, keeps_microbatches
         yield {"offload.activations": "none", "offload.weights": "none", "offload.scope": "activations"}
     for part in ("optimizer", "parameters", *(("activations", "weights") if config.offload.scope != "all" else ())):
         if getattr(config.offload, part) != "none":
-            yield {f"offload.{part}": "none"}
+            yield {f"offload.{part}": "none", **({"offload.target": None} if is_own(config.offload, part) else {})}
     if config.parallelism.data > 1:
         yield from ({"zero.stage": stage} for stage in range(config.zero.stage or 0))
     share = -(-config.data.batch_size // config.parallelism.data)
