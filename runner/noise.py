@@ -25,6 +25,8 @@ def hide_noise() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("DeepSpeed").addFilter(_is_no_noise)
     warnings.filterwarnings("ignore", module=r"peft\.")
+    # Of torch's own class, where a traced model is copied.
+    warnings.filterwarnings("ignore", message=r".isinstance\(treespec, LeafSpec\)", category=FutureWarning)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

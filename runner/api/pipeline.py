@@ -185,7 +185,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         if self.last_step is not None and self.lightning_module is not None:
-            own = {each.name for each in self.options.figures.figures} if self.options.figures is not None else ()
+            own = {each.name for each in self.options.figures}
             if "loss" not in own:
                 self.lightning_module.log("loss", self.last_step.loss, prog_bar=True, batch_size=1)
             if self.last_step.grad_norm is not None and "grad_norm" not in own:

@@ -20,6 +20,7 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.window import Window
 from runner.model.boundary import flatten
 from runner.model.data import LossFunction
+from runner.model.figures import bare
 from runner.model.layers import StageModule
 
 __all__ = ["Finding", "Watcher", "first_over", "replayed"]
@@ -88,12 +89,13 @@ class Watcher:
         """Return ``loss`` with a check of its result."""
 
         def checked(output: Any, target: Any) -> Any:
-            made = loss(output, target)
+            whole = loss(output, target)
+            made = bare(whole)
             if not _all_finite(made):
                 given = [name for name, value in (("output", output), ("target", target)) if not _all_finite(value)]
                 is_nan = not given and isinstance(made, Tensor) and bool(made.isnan().any())
                 self._note(_LOSS, 0, "the loss function" + _whose(given), _OF_NOTHING if is_nan else "")
-            return made
+            return whole
 
         return checked
 

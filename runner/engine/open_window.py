@@ -28,8 +28,8 @@ class WindowOpener:
         microbatches: number of micro-batches of a step.
         shares: the share of each in the samples; empty: all are alike.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
-        num_metrics: how many metrics are measured in windows that are not of training.
-        num_figures: how many figures there are beside the loss in windows of training.
+        num_metrics: how many sums of metrics there are in windows that are not of training.
+        num_figures: how many sums of figures there are beside the loss in windows of training.
     """
 
     def __init__(

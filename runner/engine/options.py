@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from runner.engine.loss_scale import LossScaling
-from runner.model.metrics import Metric, StepFigures
+from runner.model.figures import Figure
+from runner.model.metrics import Metric
 
 __all__ = ["EngineOptions", "FinishedStep", "TakenBack"]
 
@@ -45,7 +46,7 @@ class EngineOptions:
         offload_drive: folder of a drive in whose files moved activations or weights lie; None: they are in host memory.
         offload_bytes_per_second: speed to which these moves are slowed down, for experiments; None: they are not.
         metrics: what is measured at validations beside the loss; the same on every rank.
-        figures: what the loss function makes beside the loss in training; None: nothing.
+        figures: what the loss function computes beside the loss in training; the same on every rank.
         sizes_vary: whether what passes between stages may have other shapes and plain values for inputs of the same
             shapes. Each message then follows one that describes it.
         scatters: whether each of the ranks that divide layers sends a part of what passes between stages.
@@ -74,7 +75,7 @@ class EngineOptions:
     offload_bytes_per_second: float | None = None
     offload_drive: Path | None = None
     metrics: tuple[Metric, ...] = ()
-    figures: StepFigures | None = None
+    figures: tuple[Figure, ...] = ()
     sizes_vary: bool = False
     scatters: bool = False
 
@@ -92,7 +93,8 @@ class FinishedStep:
         skipped: whether the loss or a gradient was not finite, or nothing counted, so that the weights are those of the
             step before; with post-validation, :class:`TakenBack` reports gradients.
         loss_scale: the factor by which this step's loss was scaled; None if losses are not scaled.
-        figures: ``(sum, samples)`` of what the loss function makes beside the loss, in their order.
+        figures: the values over the step's samples of the figures of the options; empty if the step was passed over.
+        samples: the number of samples that they are over.
     """
 
     step: int
@@ -102,7 +104,8 @@ class FinishedStep:
     save: bool = False
     skipped: bool = False
     loss_scale: float | None = None
-    figures: tuple[tuple[float, float], ...] = ()
+    figures: tuple[float, ...] = ()
+    samples: int = 0
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class WindowRunner:
             microbatches=options.microbatches,
             shares=options.shares,
             all_take_part=rank.sharding is not None,
-            num_metrics=len(options.metrics),
-            num_figures=len(options.figures.figures) if options.figures is not None else 0,
+            num_metrics=sum(metric.num_rows for metric in options.metrics),
+            num_figures=sum(figure.num_rows for figure in options.figures),
         )
         self._is_training = True  # whether the last window was of training
 

@@ -60,8 +60,8 @@ class Window:
         first: the number of its first micro-batch in actions. Several windows may run at the same time, and all their
             micro-batches have different numbers in actions; elsewhere in the window micro-batches count from 0.
         outputs: outputs of the last layer by micro-batch, on the last stage of a forward-only window without targets.
-        metrics: float64, a row ``[sum, weight]`` for each metric of a validation window, and for each figure beside the
-            loss of a training window; known where ``loss`` is.
+        metrics: float64, a row ``[sum, weight]`` for each sum of the metrics of a validation window, and of the figures
+            beside the loss of a training window; known where ``loss`` is.
     """
 
     step: int

@@ -14,6 +14,7 @@ from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
 from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
+from runner.model.figures import bare
 from runner.model.seeds import seeded
 from runner.model.targets import call_function, call_target, explained
 from runner.targets import import_target, with_environment
@@ -267,6 +268,7 @@ def loss_sum(loss: Any, num_samples: int) -> tuple[Tensor, Tensor | float]:
     Raises:
         RequestError: the value is neither a scalar nor a pair of a scalar and a weight.
     """
+    loss = bare(loss)
     total, weight = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
     if not isinstance(total, Tensor) or total.numel() != 1 or total.is_complex():
         raise RequestError([_no_scalar(loss, total, num_samples)])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runner.model.boundary import flatten, map_tensors, unflatten
 from runner.model.data import LossFunction, checked_weight, loss_sum
+from runner.model.figures import bare
 from runner.model.precision import for_loss
 
 __all__ = ["Evaluate", "Value", "has_samples", "of_output", "value_of"]
@@ -85,6 +86,7 @@ def value_of(made: Any, samples: int, leaves: Sequence[Tensor] = (), known: Coll
     Raises:
         RequestError: see :func:`runner.model.data.loss_sum`.
     """
+    made = bare(made)
     total, weight = loss_sum(made, samples)
     given = made[0] if isinstance(made, tuple) else made
     foreign = tuple(leaf for leaf in _leaves_of(total) if id(leaf) not in known and all(leaf is not o for o in leaves))

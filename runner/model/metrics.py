@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, RunnerError
+from runner.model.figures import Figure
 from runner.model.targets import explained
 from runner.targets import import_target
 
-__all__ = ["Figure", "KeptLogs", "Metric", "StepFigures", "load_metrics", "metric_problems"]
+__all__ = ["KeptLogs", "LoggedMetric", "Metric", "load_metrics", "metric_problems", "of_metrics"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,29 @@ class Metric:
         name: the part of ``metrics.NAME`` after the dot; its values are written as ``val_NAME``.
         target: ``package.module:function``.
         function: what ``target`` names; returns the mean over its samples, or ``(sum, weight)``.
-        logged_as: the name under which it is logged, if a step of the user's has logged it; empty: ``val_NAME``.
     """
 
     name: str
     target: str
     function: Callable[[Any, Any], Any]
-    logged_as: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of sums that it is made of."""
+        return 1
+
+    @property
+    def label(self) -> str:
+        """The name under which its values of a validation are logged."""
+        return f"val_{self.name}"
+
+    def rows(self, output: Any, target: Any, num_samples: int) -> Tensor:
+        """A row ``[sum, weight]`` for each of its sums over a micro-batch, float64; raises as :meth:`measure`."""
+        return torch.tensor([self.measure(output, target, num_samples)], dtype=torch.float64)
+
+    def value(self, rows: Tensor) -> float:
+        """Its value, of the sums of rows over all micro-batches; NaN if nothing counts."""
+        return float(rows[0, 0] / rows[0, 1])
 
     def measure(self, output: Any, target: Any, num_samples: int) -> tuple[float, float]:
         """``(sum, weight)`` over a micro-batch; a mean gets its number of samples as weight.
@@ -67,24 +85,26 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A value that a LightningModule logs: its name, and where ``log`` was told to show it."""
+class LoggedMetric(Metric):
+    """A figure that a user's traced ``validation_step`` logs; its ``function`` gives what the figure needs, flat."""
 
-    name: str
-    shown: Mapping[str, Any]
+    figure: Figure = Figure("")
 
+    @property
+    def num_rows(self) -> int:
+        return self.figure.num_rows
 
-@dataclass
-class StepFigures:
-    """What a traced ``training_step`` logs beside its loss.
+    @property
+    def label(self) -> str:
+        return self.figure.name
 
-    Args:
-        figures: what they are called, in the order of ``values``; the same on every rank.
-        values: scalars of the last micro-batch, which the loss function sets at each call.
-    """
+    def rows(self, output: Any, target: Any, num_samples: int) -> Tensor:
+        """As :meth:`Metric.rows`; a scalar that is not a number does not count."""
+        made = self.figure.rows(self.function(output, target), num_samples)
+        return torch.zeros_like(made) if self.figure.metric is None and made.isnan().any() else made
 
-    figures: tuple[Figure, ...]
-    values: tuple[Tensor, ...] = ()
+    def value(self, rows: Tensor) -> float:
+        return self.figure.value(rows)
 
 
 @dataclass(frozen=True)
@@ -97,9 +117,14 @@ class KeptLogs:
         left_out: for each step that was traced, the names of what else it logs.
     """
 
-    figures: StepFigures | None = None
-    validation: tuple[Metric, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    validation: tuple[LoggedMetric, ...] = ()
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def of_metrics(metrics: Sequence[Metric], rows: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each metric, of those of all."""
+    return torch.split(rows, [metric.num_rows for metric in metrics])
 
 
 def load_metrics(targets: Mapping[str, str]) -> tuple[Metric, ...]:

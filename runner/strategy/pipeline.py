@@ -362,12 +362,9 @@ class EngineStrategy(NamedCheckpointStrategy):
 
     def _log_figures(self, step: FinishedStep) -> None:
         """Log what the module's traced ``training_step`` logs, over the whole batch and on every rank."""
-        figures = self.options.figures.figures if self.options.figures is not None else ()
-        for figure, (total, samples) in zip(figures, step.figures, strict=not step.skipped):
+        for figure, value in zip(self.options.figures, step.figures, strict=True) if step.samples else ():
             assert self.lightning_module is not None
-            if not samples:
-                continue
-            self.lightning_module.log(figure.name, total / samples, batch_size=round(samples), **figure.shown)
+            self.lightning_module.log(figure.name, value, batch_size=step.samples, **figure.shown)
 
     def take_finished(self, *, settled: bool = False) -> list[FinishedStep]:
         """The steps that ended since the last call, in order.

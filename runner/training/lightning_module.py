@@ -216,9 +216,9 @@ class _Bound:
 
     def _on_validation_epoch_end(self) -> None:
         own = self._logged.means(self._strategy)
-        means = self._sums.means(self._strategy)
+        means = self._sums.means(self._strategy, self._strategy.options.metrics)
         step = self._module.trainer.global_step
-        labels = {metric.name: metric.logged_as for metric in self._strategy.options.metrics if metric.logged_as}
+        labels = {metric.name: metric.label for metric in self._strategy.options.metrics}
         for name, value in means.items():
             self._own_log(labels.get(name, PREFIX + name), value, prog_bar=name == LOSS, batch_size=1)
         self._own_validation_end()

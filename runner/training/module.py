@@ -112,7 +112,7 @@ class LayersModule(pl.LightningModule):
 
     def _log_means(self, prefix: str) -> dict[str, float]:
         """Log and return the mean loss and metrics over all samples of the set, over all replicas."""
-        means = self._validation.means(self.engine_strategy)
+        means = self._validation.means(self.engine_strategy, self.engine_strategy.options.metrics)
         for name, value in means.items():
             self.log(f"{prefix}_{name}", value, prog_bar=name == LOSS, batch_size=1)
         return means

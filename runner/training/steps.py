@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runner.engine.window import StepBatch
 from runner.model.boundary import num_samples
+from runner.model.metrics import of_metrics
 from runner.training.data.batches import batch_checksum
 
 if TYPE_CHECKING:
@@ -85,14 +86,16 @@ class ModuleSteps:
         def on_epoch_end() -> None:
             sums, self._sums = self._sums, []
             metrics = self._strategy.options.metrics
-            total = torch.tensor(sums, dtype=torch.float64).reshape(-1, 1 + len(metrics), 2).sum(0)
+            rows = 1 + sum(metric.num_rows for metric in metrics)
+            total = torch.tensor(sums, dtype=torch.float64).reshape(-1, rows, 2).sum(0)
             # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
-            total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
-            for (label, is_loss), (value, weight) in zip(
-                [(name, True), *((each.logged_as, False) for each in metrics)], total.tolist(), strict=True
-            ):
-                if weight > 0 and (is_loss or name == _VALIDATION_LOSS):
-                    self._model.log(label, value / weight, prog_bar=is_loss, batch_size=1)
+            total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum").cpu()
+            if total[0, 1] > 0:
+                self._model.log(name, float(total[0, 0] / total[0, 1]), prog_bar=True, batch_size=1)
+            if name == _VALIDATION_LOSS:
+                for metric, part in zip(metrics, of_metrics(metrics, total[1:]), strict=True):
+                    if part[0, 1] > 0:
+                        self._model.log(metric.label, metric.value(part), batch_size=1)
             own()
 
         return on_epoch_end

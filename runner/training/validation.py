@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from runner.model.metrics import Metric
+from runner.model.metrics import Metric, of_metrics
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["LOSS", "PREFIX", "LoggedFigures", "ValidationSums", "figures_of", "note_means"]
@@ -29,38 +29,50 @@ logger = logging.getLogger(__name__)
 
 
 class ValidationSums:
-    """``(sum, weight)`` of the loss and of metrics by name, over the batches of this rank's replica."""
+    """Rows ``[sum, weight]`` of the loss and of metrics by name, over the batches of this rank's replica."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, total: float, weight: float) -> None:
         """Add what a batch, or a part of it, has given."""
-        sums = self._sums.setdefault(name, [0.0, 0.0])
-        sums[0] += total
-        sums[1] += weight
+        self._add(name, torch.tensor([[total, weight]], dtype=torch.float64))
 
-    def add_all(self, metrics: Iterable[Metric], pairs: Iterable[tuple[float, float]]) -> None:
+    def _add(self, name: str, rows: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0) + rows
+
+    def add_all(self, metrics: Sequence[Metric], pairs: Iterable[tuple[float, float]]) -> None:
         """Add the loss, and then these metrics, as :meth:`EngineStrategy.validate` returns them."""
-        for name, pair in zip((LOSS, *(metric.name for metric in metrics)), pairs, strict=True):
-            self.add(name, *pair)
+        rows = torch.tensor(list(pairs), dtype=torch.float64)
+        self._add(LOSS, rows[:1])
+        for metric, part in zip(metrics, of_metrics(metrics, rows[1:]), strict=True):
+            self._add(metric.name, part)
 
-    def means(self, strategy: EngineStrategy) -> dict[str, float]:
-        """The mean over the samples of all replicas by name, the same on every rank; afterwards the sums are empty.
+    def means(self, strategy: EngineStrategy, metrics: Iterable[Metric] = ()) -> dict[str, float]:
+        """The value over the samples of all replicas by name, the same on every rank; afterwards the sums are empty.
 
         All ranks must call it after the same batches. The ranks of a pipeline have the same sums, of which one counts.
-        A figure of which no sample counted has no mean, and is left out.
+        A figure of which no sample counted has no value, and is left out.
+
+        Args:
+            strategy: reaches the other ranks.
+            metrics: those whose values are not a sum divided by its weight.
         """
         sums, self._sums = self._sums, {}
         parts = dict(reversed(strategy.all_gather_objects((strategy.replica, sums))))
-        whole: dict[str, list[float]] = {}
+        whole: dict[str, Tensor] = {}
         for _, part in sorted(parts.items()):
-            for name, pair in part.items():
-                total = whole.setdefault(name, [0.0, 0.0])
-                total[:] = [total[0] + pair[0], total[1] + pair[1]]
-        for name in [name for name, (_, weight) in whole.items() if not weight and name != LOSS]:
+            for name, rows in part.items():
+                whole[name] = whole.get(name, 0) + rows
+        counted = {name for name, rows in whole.items() if rows[0, 1]}
+        for name in whole.keys() - counted - {LOSS}:
             logger.info("%s has no mean: the weights of all samples are 0", name)
-        return {name: total / weight for name, (total, weight) in whole.items() if weight}
+        values = {metric.name: metric.value for metric in metrics}
+        return {name: values.get(name, _mean)(rows) for name, rows in whole.items() if name in counted}
+
+
+def _mean(rows: Tensor) -> float:
+    return float(rows[0, 0] / rows[0, 1])
 
 
 class LoggedFigures:

@@ -71,6 +71,8 @@ class Logs(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.second = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9), nn.ReLU(inplace=True))  # type: ignore[assignment]
+        self.f1 = torchmetrics.F1Score(task="multiclass", num_classes=3, average="macro")
+        self.ranks = torchmetrics.AUROC(task="multiclass", num_classes=3)  # keeps all samples
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         scores = self.scores(batch[0])
@@ -81,13 +83,17 @@ class Logs(Plain):
         self.log("inside", self.first(batch[0]).mean())
         self.log("most", scores.max(), reduce_fx="max")
         self.log("value", loss.item())
-        self.log("accuracy", self.accuracy)
+        self.log("accuracy", self.accuracy(scores, batch[1]))
+        self.log("silent", self.f1)
+        self.log("all", self.ranks(scores.softmax(-1), batch[1]))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         scores = self.scores(batch[0])
         self.log_dict({"val_hits": (scores.argmax(-1) == batch[1]).float().mean(), "gap": scores.std()})
-        self.log("val_accuracy", self.accuracy(scores, batch[1]))
+        self.f1.update(scores, batch[1])
+        self.log("val_f1", self.f1)
+        self.log("val_all", self.ranks(scores.softmax(-1), batch[1]))
         self.log("noise", torch.rand_like(scores).mean())
 
 

@@ -12,6 +12,7 @@ import torch
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.model.figures import bare
 from runner.model.load import LoadedModel, load_model
 from runner.model.logged_names import not_called_notes
 from runner.profiling.model import profile_model
@@ -42,7 +43,7 @@ def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPat
     value = batch[0]
     for layer in chain:
         value = layer(value)
-    made = model.loss(value, batch[1])
+    made = bare(model.loss(value, batch[1]))
     total, counted = made if isinstance(made, tuple) else (made, None)
     if weight is not None:
         assert counted == weight
@@ -66,26 +67,32 @@ def test_what_steps_log_is_computed_beside_the_loss() -> None:
     reference.__dict__["log"] = lambda name, value, **_: logged.update({name: value})
     logs = model.logs
     assert logs.left_out == {
-        "training_step": ["most", "value", "accuracy", "inside"],
-        "validation_step": ["val_accuracy", "noise"],
+        "training_step": ["most", "value", "silent", "all", "inside"],
+        "validation_step": ["val_all", "noise"],
     }
-    assert logs.figures is not None
-    shown = {each.name: each.shown for each in logs.figures.figures}
-    assert shown == {"loss": {"prog_bar": True}, "hits": {"on_epoch": True}, "by_class": {}}
+    shown = {each.name: each.shown for each in logs.figures}
+    assert shown == {"loss": {"prog_bar": True}, "hits": {"on_epoch": True}, "by_class": {}, "accuracy": {}}
     chain = _chain(model)
-    model.loss(reduce(lambda value, layer: layer(value), chain, batch[0]), batch[1])
+    made: Any = model.loss(reduce(lambda value, layer: layer(value), chain, batch[0]), batch[1])
+    rows = made.rows(logs.figures, 7).split([each.num_rows for each in logs.figures])
     reference.training_step(batch, 0)
-    for name, value in zip(shown, logs.figures.values, strict=True):
-        torch.testing.assert_close(value, logged[name], rtol=0, atol=0)
-        assert not value.requires_grad
+    for figure, part in zip(logs.figures, rows, strict=True):
+        assert figure.value(part) == pytest.approx(float(logged[figure.name].detach()), rel=1e-6)
+    assert not any(value.requires_grad for value in made.values)
     for layer in chain:
         layer.eval()
     with torch.no_grad():
         output = reduce(lambda value, layer: layer(value), chain, batch[0])
         reference.eval().validation_step(batch, 0)
-    assert [metric.logged_as for metric in logs.validation] == ["val_hits", "gap"]
+    assert [metric.label for metric in logs.validation] == ["val_hits", "gap", "val_f1"]
+    logged["val_f1"] = reference.f1.compute()
     for metric in logs.validation:
-        torch.testing.assert_close(metric.function(output, batch[1]), logged[metric.logged_as], rtol=0, atol=0)
+        whole = metric.value(metric.rows(output, batch[1], 7))
+        assert whole == pytest.approx(float(logged[metric.label]), rel=1e-6)
+        if metric.label == "val_f1":  # of parts, it is that of all samples, and no mean of the parts
+            parts = [metric.rows(output[part], batch[1][part], 1) for part in (slice(2), slice(2, 7))]
+            assert metric.value(sum(parts, torch.zeros(()))) == pytest.approx(whole, rel=1e-6)
+            assert sum(map(metric.value, parts)) / 2 != pytest.approx(whole, rel=1e-2)
 
 
 def test_a_validation_step_that_cannot_be_traced_is_told_by_its_source() -> None:

@@ -18,6 +18,7 @@ import warm
 from narrow import present
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
+from torchmetrics.functional.classification import multiclass_f1_score
 from user_project import assert_same_weights, environment, record
 
 from runner.cli.main import main
@@ -237,8 +238,10 @@ def test_what_its_traced_steps_log_reaches_loggers_and_record(tmp_path: Path) ->
     model.load_state_dict(load_file(tmp_path / "run" / "weights.safetensors"))
     inputs, targets = traced_script.samples().tensors
     top = model.body(inputs).topk(2).indices == targets[:, None]
+    f1 = multiclass_f1_score(model.body(inputs), targets, num_classes=3, average="macro").item()
     wanted = {"val_accuracy": top[:, 0].float().mean().item(), "valid/top2": top.any(-1).float().mean().item()}
     made = record(tmp_path / "run")
+    assert made["val_f1"][-1] == [4, pytest.approx(f1, abs=1e-6)]
     assert made["val_accuracy"][-1] == [4, pytest.approx(wanted["val_accuracy"], abs=1e-6)]
     assert made["val_valid/top2"][-1] == [4, pytest.approx(wanted["valid/top2"], abs=1e-6)]
     with next((tmp_path / "run").rglob("metrics.csv")).open(encoding="utf-8") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchmetrics.functional.classification import multiclass_f1_score
 from traced_script import Ordinary, Stepwise, samples
 
 from runner.api.failures import tell_refusals
@@ -54,7 +56,8 @@ def test_what_the_steps_of_a_script_log_is_that_of_whole_batches(tmp_path: Path)
     saved, figures, said = _trained(tmp_path, "Stepwise")
     model, cross_entropy = Stepwise(), torch.nn.functional.cross_entropy
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    own = hits = torch.tensor(0.0)
+    own = hits = last = torch.tensor(0.0)
+    f1 = partial(multiclass_f1_score, num_classes=3, average="macro")
     for _ in range(2):
         hits = torch.tensor(0.0)
         for x, y in DataLoader(samples(), batch_size=8):
@@ -63,6 +66,7 @@ def test_what_the_steps_of_a_script_log_is_that_of_whole_batches(tmp_path: Path)
             own = cross_entropy(scores, y)
             own.backward()  # type: ignore[no-untyped-call]  # the library's
             optimizer.step()
+            last = f1(scores, y)
             hits += (scores.argmax(-1) == y).sum()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6)
@@ -71,6 +75,8 @@ def test_what_the_steps_of_a_script_log_is_that_of_whole_batches(tmp_path: Path)
     top = scores.topk(2).indices == targets[:, None]
     wanted = {
         "own": own,
+        "f1": last,
+        "val_f1": f1(scores, targets),
         "accuracy": hits / len(inputs),
         "val_loss": cross_entropy(scores, targets),
         "val_accuracy": top[:, 0].float().mean(),

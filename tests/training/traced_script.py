@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import F1Score
 
 from runner.api import PipelineStrategy
 
@@ -48,10 +49,13 @@ class Stepwise(pl.LightningModule):
             nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(inplace=True), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)
         )
 
+        self.f1, self.val_f1 = (F1Score(task="multiclass", num_classes=3, average="macro") for _ in range(2))
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         scores = self.body(batch[0])
         loss = nn.functional.cross_entropy(scores, batch[1])
         self.log_dict({"own": loss, "weight": next(self.body.parameters()).norm()})
+        self.log("f1", self.f1(scores, batch[1]))
         self.log("accuracy", (scores.argmax(-1) == batch[1]).float().mean(), on_step=False, on_epoch=True)
         return loss
 
@@ -59,6 +63,8 @@ class Stepwise(pl.LightningModule):
         scores = self.body(batch[0])
         self.log("val_accuracy", (scores.argmax(-1) == batch[1]).float().mean())
         self.log("valid/top2", (scores.topk(2).indices == batch[1][:, None]).any(-1).float().mean())
+        self.val_f1.update(scores, batch[1])
+        self.log("val_f1", self.val_f1)
         self.log("inside", self.body[:3](batch[0]).mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

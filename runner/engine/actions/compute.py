@@ -17,8 +17,9 @@ from runner.engine.work import NOTHING, Place, Works
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.buffers import ChangedBuffers
 from runner.model.data import LossFunction, checked_weight, loss_sum
+from runner.model.figures import Figure, WithFigures
 from runner.model.layers import StageModule, draws_from_torch_alone
-from runner.model.metrics import Metric, StepFigures
+from runner.model.metrics import Metric
 from runner.model.modes import evaluating
 from runner.model.precision import for_loss, to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_torch
@@ -44,7 +45,7 @@ class Compute:
         seed: seed of random layers, combined with step, micro-batch and layer.
         on_losses: called on the last stage's rank when the last loss of a window is known.
         metrics: measured beside the loss in windows that are not of training.
-        figures: what the loss function makes beside the loss in windows of training, or None.
+        figures: what the loss function computes beside the loss in windows of training.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Compute:
         seed: int,
         on_losses: Callable[[Window], None],
         metrics: Sequence[Metric] = (),
-        figures: StepFigures | None = None,
+        figures: Sequence[Figure] = (),
     ) -> None:
         self.works = works
         self._rank = rank
@@ -203,23 +204,23 @@ class Compute:
                 window.outputs[place.number] = output
             return output
         output = for_loss(output)
-        total, weight = loss_sum(self._loss(output, window.targets[place.number]), place.samples)
+        made: Any = self._loss(output, window.targets[place.number])
+        total, weight = loss_sum(made, place.samples)
         if not window.training and not place.is_stand_in:
             self._measure(place, output, window.targets[place.number])
         if counts and not place.is_stand_in:
             window.loss[0] += total.detach().double().cpu()
             window.loss[1] += checked_weight(float(weight))
-            if window.training and self._figures is not None:
-                for row, value in zip(window.metrics, self._figures.values, strict=True):
-                    row += torch.tensor([float(value) * place.samples, place.samples], dtype=torch.float64)
+            if window.training and self._figures and isinstance(made, WithFigures):
+                window.metrics += made.rows(self._figures, place.samples)
         if place.is_stand_in:
             return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale
 
     def _measure(self, place: Place, output: Any, target: Any) -> None:
         """Add the metrics of a micro-batch to the window's."""
-        for row, metric in zip(place.window.metrics, self._metrics, strict=True):
-            row += torch.tensor(metric.measure(output, target, place.samples), dtype=torch.float64)
+        if self._metrics:
+            place.window.metrics += torch.cat([metric.rows(output, target, place.samples) for metric in self._metrics])
 
     def backward(self, action: Action) -> None:
         """Accumulate gradients of the stage's weights, and keep the gradient of its input for the stage before."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from runner.engine.asks import asks_for_save, asks_for_stop
 from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
@@ -142,8 +144,16 @@ class StageUpdate:
         self.update.scale.weigh(weight)
         norm = self.update.norm_of(verdict)
         stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
-        figures = tuple((float(row[0]), float(row[1])) for row in window.metrics)
-        return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale, figures)
+        figures, samples = self._figures(window.metrics)
+        return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale, figures, samples)
+
+    def _figures(self, rows: Tensor) -> tuple[tuple[float, ...], int]:
+        """The values of the figures beside the loss, and the number of samples that they are over."""
+        values, start = [], 0
+        for figure in self._options.figures:
+            values.append(figure.value(rows[start : start + figure.num_rows]))
+            start += figure.num_rows
+        return tuple(values), round(float(rows[0, 1])) if start else 0
 
     def _pass_over(self, window: Window) -> FinishedStep:
         """Skip a step in which nothing counts. Every rank knows the weight of the step, so that they need not ask."""

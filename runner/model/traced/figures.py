@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
+from runner.model.figures import Figure, SummedMetric
 from runner.model.lightning_module import lightnings_base
-from runner.model.metrics import Figure
 from runner.model.traced.cuts import effects, is_random
 from runner.model.traced.operators import Program
 from runner.model.traced.structure import Itself, described
 
-__all__ = ["LoggedValues", "Own", "common_nodes", "nodes_for_figures", "own_nodes"]
+__all__ = ["LoggedValues", "Own", "common_nodes", "metrics_of", "nodes_for_figures", "own_nodes", "taken_by"]
 
 _SHOWN = ("prog_bar", "logger", "on_step", "on_epoch")
 _MEAN = ("mean", torch.mean)
@@ -33,15 +33,15 @@ class Own:
     """The operators that make one logged value on the last stage.
 
     Args:
-        figure: its name.
+        figure: what is logged.
         nodes: the operators, in their order.
-        output: the value.
+        outputs: what they make.
         given: the values of the model that they take.
     """
 
     figure: Figure
     nodes: tuple[Node, ...]
-    output: Node
+    outputs: tuple[Any, ...]
     given: tuple[Node, ...]
 
 
@@ -52,44 +52,82 @@ class LoggedValues:
         module: a LightningModule.
 
     Attributes:
-        figures: what the last call of the step has logged and can be kept, in the order of :attr:`values`.
+        figures: what the last call of the step has logged and can be kept, in order.
         left_out: the names of what else it has logged.
-        values: scalars.
+        values: what the figures are made of, flat.
     """
 
     def __init__(self, module: Any) -> None:
         self.figures: list[Figure] = []
         self.left_out: list[str] = []
         self.values: list[Tensor] = []
-        self.placeholders: list[Tensor] = []
+        self._calls: list[_Call] = []
+        self._metrics = {id(each): SummedMetric.of(each) for each in metrics_of(module)}
         self._module, self._signature = module, inspect.signature(lightnings_base(module).log)
 
     @contextmanager
     def taking(self, _: int = 0) -> Iterator[None]:
         """Within the block, which is one call of the step, keep what it logs."""
-        self.figures, self.left_out, self.values, self.placeholders = [], [], [], []
+        self.figures, self.left_out, self.values, self._calls = [], [], [], []
         self._module.__dict__["log"] = self._log
         try:
             yield
         finally:
             del self._module.__dict__["log"]
 
-    def no_value(self, *_: Any, **__: Any) -> Tensor:
-        """In place of a metric object's value; NaN shows where it is used for anything else than a log."""
-        self.placeholders.append(torch.tensor(float("nan")))
-        return self.placeholders[-1]
+    def called(self, metric: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """In place of a metric object's call; the value, NaN, shows where it is used for anything else than a log."""
+        self._calls.append(_Call(metric, args, kwargs, torch.tensor(float("nan"))))
+        return self._calls[-1].value
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
         given = self._signature.bind(self._module, *args, **kwargs).arguments
         name, value = str(given["name"]), given["value"]
-        is_scalar = isinstance(value, Tensor) and value.numel() == 1
-        is_known = is_scalar and all(value is not each for each in self.placeholders)
-        if not is_known or given.get("reduce_fx", "mean") not in _MEAN:
-            self.left_out.append(name)
-            return
         shown = {key: bool(given[key]) for key in _SHOWN if given.get(key) is not None}
-        self.figures.append(Figure(name, shown))
-        self.values.append(value.detach().reshape(()))
+        calls = [call for call in self._calls if value is call.value or value is call.metric]
+        is_mean = given.get("reduce_fx", "mean") in _MEAN
+        kept: tuple[Figure, list[Tensor]] | None = None
+        if len(calls) == 1:
+            kept = self._of_metric(name, shown, calls[0])
+        elif not calls and isinstance(value, Tensor) and value.numel() == 1 and is_mean:
+            kept = Figure(name, shown), [value.detach().reshape(())]
+        if kept is None:
+            self.left_out.append(name)
+        else:
+            self.figures.append(kept[0])
+            self.values += kept[1]
+
+    def _of_metric(self, name: str, shown: dict[str, Any], call: _Call) -> tuple[Figure, list[Tensor]] | None:
+        metric = self._metrics.get(id(call.metric))
+        flat = [*call.args, *call.kwargs.values()]
+        if metric is None or not all(isinstance(each, Tensor) for each in flat):
+            return None
+        return Figure(name, shown, metric, tuple(call.kwargs), len(flat)), [each.detach() for each in flat]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a metric object, and the value that stands for what it would have returned."""
+
+    metric: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Tensor
+
+
+def metrics_of(module: nn.Module) -> list[nn.Module]:
+    """The objects of torchmetrics that a module holds, which change themselves at each call."""
+    return [
+        each for each in module.modules() if any(b.__module__.startswith("torchmetrics.") for b in type(each).__mro__)
+    ]
+
+
+def taken_by(figures: Sequence[Figure], values: Sequence[Any]) -> Iterator[tuple[Figure, Sequence[Any]]]:
+    """Each figure with what it is made of, of the values of all."""
+    start = 0
+    for figure in figures:
+        yield figure, values[start : start + figure.takes]
+        start += figure.takes
 
 
 def nodes_for_figures(program: Program, made: Sequence[Any], logged: Sequence[Any]) -> set[Node]:
@@ -114,20 +152,20 @@ def nodes_for_figures(program: Program, made: Sequence[Any], logged: Sequence[An
 
 
 def own_nodes(
-    figure: Figure, output: Any, program: Program, is_there: Callable[[Node], bool], held: Container[str]
+    figure: Figure, outputs: Sequence[Any], program: Program, is_there: Callable[[Node], bool], held: Container[str]
 ) -> Own | None:
     """The operators that make a logged value of what the loss has, or None if it needs more.
 
     Args:
-        figure: the value's name.
-        output: the value in the trace.
+        figure: what is logged.
+        outputs: what it is made of, in the trace.
         program: the step.
         is_there: whether the last stage has a value: of the model, or with the target.
         held: the weights by name, of which the loss has none.
     """
     found: set[Node] = set()
     given: set[Node] = set()
-    to_see = [output]
+    to_see = list(outputs)
     while to_see:
         node = to_see.pop()
         if not isinstance(node, Node):
@@ -144,7 +182,7 @@ def own_nodes(
                 return None
             found.add(node)
             to_see += node.all_input_nodes
-    return Own(figure, tuple(node for node in program.nodes if node in found), output, tuple(given))
+    return Own(figure, tuple(node for node in program.nodes if node in found), tuple(outputs), tuple(given))
 
 
 def common_nodes(program: Program, other: Program, inputs: int) -> dict[Node, Node]:

@@ -20,13 +20,14 @@ from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, num_samples
+from runner.model.figures import Figure, WithFigures
 from runner.model.lightning_module import OwnStep, lightnings_base
 from runner.model.logged_names import COMPUTED
-from runner.model.metrics import Figure, KeptLogs, Metric, StepFigures
+from runner.model.metrics import KeptLogs, LoggedMetric
 from runner.model.modes import evaluating
 from runner.model.own_methods import brings
 from runner.model.traced.cuts import effects, is_random
-from runner.model.traced.figures import LoggedValues, common_nodes, nodes_for_figures, own_nodes
+from runner.model.traced.figures import LoggedValues, common_nodes, metrics_of, nodes_for_figures, own_nodes, taken_by
 from runner.model.traced.operators import Program, trace, trace_mode
 from runner.model.traced.segments import Entry, part_of
 from runner.model.traced.structure import structure_of_graph
@@ -85,19 +86,18 @@ class StepLoss:
     """The loss of a traced ``training_step``; a loss function of output and target.
 
     Args:
-        part: gives the loss, or its sum and weight, and after it what the step logs.
-        figures: what the step logs; gets the values at each call.
+        part: gives the loss, or its sum and weight, and after it what the figures are made of.
+        num_made: whether it is the loss, 1, or sum and weight, 2.
         logs: what both steps log.
     """
 
-    def __init__(self, part: TargetPart, figures: StepFigures, logs: KeptLogs) -> None:
-        self.part, self.logs, self._figures = part, logs, figures
+    def __init__(self, part: TargetPart, num_made: int, logs: KeptLogs) -> None:
+        self.part, self.logs, self._count = part, logs, num_made
 
     def __call__(self, output: Any, target: Any) -> Any:
         made = self.part(output, target)
-        count = len(made) - len(self._figures.figures)
-        self._figures.values = made[count:]
-        return made[0] if count == 1 else made[:count]
+        loss = made[0] if self._count == 1 else made[: self._count]
+        return WithFigures(loss, made[self._count :]) if self.logs.figures else loss
 
 
 def traced_step(module: Any, batch: tuple[Any, Any], target: str) -> tuple[dict[bool, Program], StepLoss]:
@@ -123,7 +123,7 @@ def traced_step(module: Any, batch: tuple[Any, Any], target: str) -> tuple[dict[
     validation, others = _of_validation(module, batch, target, evaluated)
     part, figures, names = trained.with_figures()
     left_out = {_TRAINING: names} | ({} if others is None else {_VALIDATION: others})
-    return model, StepLoss(part, figures, KeptLogs(figures, tuple(validation), left_out))
+    return model, StepLoss(part, len(trained.made), KeptLogs(figures, tuple(validation), left_out))
 
 
 @dataclass(frozen=True)
@@ -146,26 +146,26 @@ class _Divided:
     def structure(self) -> Hashable:
         return structure_of_graph(self.part(self.nodes, self.made).part.run)
 
-    def with_figures(self) -> tuple[TargetPart, StepFigures, list[str]]:
+    def with_figures(self) -> tuple[TargetPart, tuple[Figure, ...], list[str]]:
         """The loss with what the step logs and needs nothing else of the model, and the names of what does."""
         there = {*self.model.outputs, *self.needing}
         logged = self.step.outputs[len(self.made) :]
         found = [
-            own_nodes(figure, value, self.step, there.__contains__, _held_weights(self.module))
-            for figure, value in zip(self.logged.figures, logged, strict=True)
+            own_nodes(figure, values, self.step, there.__contains__, _held_weights(self.module))
+            for figure, values in taken_by(self.logged.figures, logged)
         ]
         kept = [each for each in found if each is not None]
         more = {node for each in kept for node in each.nodes}
         nodes = [node for node in self.step.nodes if node in more or node in {*self.nodes}]
         names = {each.figure.name for each in kept}
         left_out = [*self.logged.left_out, *(each.name for each in self.logged.figures if each.name not in names)]
-        part = self.part(nodes, [*self.made, *(each.output for each in kept)])
-        return part, StepFigures(tuple(each.figure for each in kept)), left_out
+        part = self.part(nodes, [*self.made, *(value for each in kept for value in each.outputs)])
+        return part, tuple(each.figure for each in kept), left_out
 
 
 def _of_validation(
     module: Any, batch: tuple[Any, Any], target: str, evaluated: _Divided
-) -> tuple[list[Metric], list[str] | None]:
+) -> tuple[list[LoggedMetric], list[str] | None]:
     """What ``validation_step`` logs of the model's output and the target, and the names of what else it logs."""
     if not brings(module, _VALIDATION):
         return [], []
@@ -181,24 +181,17 @@ def _of_validation(
     targets, logged = step.inputs[count:], by_mode[False]
     there |= {each: -1 for each in targets if isinstance(each, Node)}
     metrics, left_out = [], list(logged.left_out)
-    for figure, value in zip(logged.figures, step.outputs, strict=True):
-        own = own_nodes(figure, value, step, there.__contains__, _held_weights(module))
+    for figure, values in taken_by(logged.figures, step.outputs):
+        own = own_nodes(figure, values, step, there.__contains__, _held_weights(module))
         if figure.name in COMPUTED:
             continue
         if own is None:
             left_out.append(figure.name)
             continue
         crossing = {there[node]: node for node in own.given if there[node] >= 0}
-        part = TargetPart(module, step, own.nodes, crossing, len(places), targets, [own.output])
-        name = figure.name.removeprefix("val_")
-        metrics.append(Metric(name, target, partial(_logged, part), figure.name))
+        part = TargetPart(module, step, own.nodes, crossing, len(places), targets, own.outputs)
+        metrics.append(LoggedMetric(figure.name.removeprefix("val_"), target, part, figure))
     return metrics, left_out
-
-
-def _logged(part: TargetPart, output: Any, target: Any) -> Any:
-    """The logged value; one that is not a number does not count."""
-    value = part(output, target)[0]
-    return (0.0, 0.0) if value.isnan() else value
 
 
 def _held_weights(module: nn.Module) -> set[str]:
@@ -273,7 +266,7 @@ def _named(module: Any, method: str) -> str:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """What a traced step returned and logged: the number of values that it made, then what it logs."""
+    """What a traced step returned and logged: the number of values that are its loss, and what it logs."""
 
     num_made: int
     figures: tuple[Figure, ...]
@@ -312,10 +305,11 @@ def _as_forward(module: Any, target: str, method: str) -> Iterator[dict[bool, Lo
 
     number: Any = _NotKnown(f"{_named(module, method)} reads batch_idx", target)
     changed: list[str] = []
-    trainer, metrics = own.get("_trainer"), [(each, {**vars(each)}) for each in _metrics(module)]
+    trainer, metrics = own.get("_trainer"), [(each, {**vars(each)}) for each in metrics_of(module)]
     own.update(forward=forward, _trainer=run)
     for metric, _ in metrics:
-        vars(metric).update(forward=logged.no_value, update=logged.no_value)
+        called = partial(logged.called, metric)
+        vars(metric).update(forward=called, update=called)
     try:
         yield found
     finally:
@@ -368,18 +362,11 @@ class _NotKnown:
     __sub__ = __floordiv__ = __truediv__ = __int__ = __index__ = __float__ = __str__ = __format__ = _refuse
 
 
-def _metrics(module: nn.Module) -> list[nn.Module]:
-    """The objects of torchmetrics that a module holds, which change themselves at each call."""
-    return [
-        each for each in module.modules() if any(b.__module__.startswith("torchmetrics.") for b in type(each).__mro__)
-    ]
-
-
 def _held(module: nn.Module) -> dict[str, Any]:
     """What the user's attributes are: plain values, other objects by identity, containers by their length, too."""
     known = {"forward", "log", *vars(nn.Module()), *vars(lightnings_base(module)())}
     found: dict[str, Any] = {}
-    metrics = {id(each) for each in _metrics(module)}  # theirs are never equal to anything
+    metrics = {id(each) for each in metrics_of(module)}  # theirs are never equal to anything
     for path, part in module.named_modules():
         for name, value in vars(part).items() if id(part) not in metrics else ():
             if name in known:
