@@ -1,4 +1,4 @@
-"""Figures that a LightningModule logs in its steps, as sums over samples that ranks can add."""
+"""Figures that a LightningModule logs in its steps, as sums that ranks can add."""
 
 from __future__ import annotations
 

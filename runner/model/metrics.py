@@ -45,7 +45,11 @@ class Metric:
         return f"val_{self.name}"
 
     def rows(self, output: Any, target: Any, num_samples: int) -> Tensor:
-        """A row ``[sum, weight]`` for each of its sums over a micro-batch, float64; raises as :meth:`measure`."""
+        """The rows ``[sum, weight]`` of its sums over a micro-batch, float64.
+
+        Raises:
+            RequestError: see :meth:`measure`.
+        """
         return torch.tensor([self.measure(output, target, num_samples)], dtype=torch.float64)
 
     def value(self, rows: Tensor) -> float:
@@ -99,7 +103,7 @@ class LoggedMetric(Metric):
         return self.figure.name
 
     def rows(self, output: Any, target: Any, num_samples: int) -> Tensor:
-        """As :meth:`Metric.rows`; a scalar that is not a number does not count."""
+        """The rows over a micro-batch; a scalar that is not a number does not count."""
         made = self.figure.rows(self.function(output, target), num_samples)
         return torch.zeros_like(made) if self.figure.metric is None and made.isnan().any() else made
 

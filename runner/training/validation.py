@@ -56,7 +56,7 @@ class ValidationSums:
 
         Args:
             strategy: reaches the other ranks.
-            metrics: those whose values are not a sum divided by its weight.
+            metrics: they say how their values follow from sums; any other value is a sum divided by its weight.
         """
         sums, self._sums = self._sums, {}
         parts = dict(reversed(strategy.all_gather_objects((strategy.replica, sums))))
