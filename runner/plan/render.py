@@ -28,7 +28,7 @@ def to_table(plan: RunPlan, *, width: int = 80) -> str:
         width: the longest line; single words and numbers may be longer.
     """
     tables = (_stages(plan, width), _memory(plan, width), *_choices(plan, width))
-    lines = [*_wrapped(_headline(plan), width), "", *tables, *_closing(plan, width)]
+    lines = [*_wrapped(_headline(plan), width), "", *tables, *_wrapped(_closing(plan), width)]
     return "\n".join(lines) + "\n"
 
 
@@ -153,7 +153,7 @@ def trained_of_all(plan: RunPlan) -> str:
     return f"{format_count(total)} parameters, {share}{modes}"
 
 
-def _closing(plan: RunPlan, width: int) -> Iterator[str]:
+def _closing(plan: RunPlan) -> Iterator[str]:
     time = plan.time
     verdict = "fits" if plan.fits else "does not fit"
     peak, limit = format_bytes(plan.peak_memory_bytes[plan.fullest]), format_bytes(plan.limit_of(plan.fullest))
@@ -168,7 +168,7 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     if plan.gradient_bytes_sent:
         yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"
     notes = (f"note: {line}" for line in plan.advice)
-    yield from _wrapped([*_filling(plan), *notes, *(problem.line() for problem in plan.problems)], width)
+    yield from (*_filling(plan), *notes, *(problem.line() for problem in plan.problems))
 
 
 def _expected(time: TimePrediction) -> str:
