@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,21 +12,40 @@ from runner.cli.length import length_notes
 from runner.config.compose.resolve import resolve
 
 
-@pytest.mark.parametrize(("most", "example"), [(512, 512), (32_768, 2048), (None, 2048)])
-def test_short_rows_of_random_tokens_are_told(tmp_path: Path, most: int | None, example: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": most} if most else {}))
+@pytest.mark.parametrize(
+    ("content", "length", "takes"),
+    [
+        ({"max_position_embeddings": 512}, 512, " of the 512 that the model takes"),
+        ({"max_position_embeddings": 32_768}, 2048, " of the 32768 that the model takes"),
+        ({"n_positions": 1024}, 1024, " of the 1024 that the model takes"),
+        ({}, 64, ""),
+        ({"max_position_embeddings": None}, 64, ""),
+    ],
+)
+def test_rows_are_as_long_as_people_train_on(tmp_path: Path, content: dict[str, Any], length: int, takes: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
     config = resolve(["model=huggingface", f"model.pretrained={tmp_path}"])
+    assert config.data.kwargs["sequence_length"] == length
     (note,) = length_notes(config)
-    takes = f" of the {most} that the model takes" if most else ""
-    assert note.startswith(f"planned for rows of 64 random tokens{takes}; ")
-    assert note.endswith(f"data.kwargs.sequence_length={example}")
+    told = "memory and time grow with the length: name your data"
+    advice = "" if takes else ", or data.kwargs.sequence_length=2048"
+    assert note == f"planned for rows of {length} random tokens{takes}; {told}{advice}"
 
 
-def test_rows_that_are_long_enough_are_not_advised_to_be_longer(tmp_path: Path) -> None:
+def test_a_length_that_is_named_stays(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
-    words = ["model=huggingface", f"model.pretrained={tmp_path}", "data.kwargs.sequence_length=2048"]
-    (note,) = length_notes(resolve(words))
-    assert note.endswith("name your data")
+    words = ["model=huggingface", f"model.pretrained={tmp_path}", "data.kwargs.sequence_length=128"]
+    config = resolve(words)
+    assert config.data.kwargs["sequence_length"] == 128
+    (note,) = length_notes(config)
+    assert note.endswith("name your data, or data.kwargs.sequence_length=2048")
+
+
+def test_a_folder_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[")
+    for folder in (tmp_path, tmp_path / "none"):
+        config = resolve(["model=huggingface", f"model.pretrained={folder}"])
+        assert config.data.kwargs["sequence_length"] == 64
 
 
 def test_data_that_is_named_and_own_models_need_no_note(tmp_path: Path) -> None:

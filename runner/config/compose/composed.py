@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.compose.files import read_option
-from runner.config.compose.layers import Layer
+from runner.config.compose.layers import SHIPPED, Layer
 from runner.errors import Problem, RequestError
 from runner.targets import names_environment, with_environment
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from hydra._internal.defaults_list import DefaultsList
     from omegaconf import DictConfig
 
-__all__ = ["SHIPPED", "Composed", "compose_request", "shown_path"]
+__all__ = ["Composed", "compose_request", "shown_path"]
 
-SHIPPED = "runner/conf/"
 """How the names of the package's option files begin where they are shown."""
 
 _PRIMARY = "config"

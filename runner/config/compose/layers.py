@@ -6,18 +6,39 @@ arguments of a function that a later layer replaces by another function have to 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from runner.config.schema import RunConfig
 
-__all__ = ["Layer", "leaves", "sources", "without_arguments_of_others", "without_sizes_of_fresh_models"]
+__all__ = [
+    "SHIPPED",
+    "USUAL_LENGTH",
+    "Layer",
+    "leaves",
+    "length_of_folder",
+    "longest_of_folder",
+    "sources",
+    "without_arguments_of_others",
+    "without_sizes_of_fresh_models",
+]
 
 DEFAULT, DERIVED = "default", "follows from other keys"
 
 _OF_TARGET = ("kwargs", "needs")  # keys of a section that belong to the function that its `target` names
 _NOT_GIVEN = (None, "???")
+
+SHIPPED = "runner/conf/"
+"""How the package's own files are shown."""
+
+USUAL_LENGTH = 2048
+"""Tokens of a row with which language models are commonly tuned."""
+
+_OF_NO_DATA, _LENGTH = "random_tokens", "sequence_length"  # the option where no data is named, and its rows' length
+_LENGTHS_OF_MODELS = ("max_position_embeddings", "n_positions")  # in files of transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,39 @@ def without_sizes_of_fresh_models(container: dict[str, Any], layers: Sequence[La
         if path not in later:
             _take_out(kwargs, path.split("."))
     return container
+
+
+def length_of_folder(container: Mapping[str, Any], layers: Sequence[Layer]) -> Layer | None:
+    """Rows as long as people train on, where a model is read from a folder and no data is named; else None.
+
+    They have as many tokens as the folder's model takes, and at most :data:`USUAL_LENGTH`; the option's own length is
+    that of the smallest model, for which memory and time would be told that nobody meets.
+    """
+    model, data = container.get("model", {}), container.get("data", {})
+    kwargs, folder, file = data.get("kwargs"), model.get("pretrained"), model.get("config_file")
+    is_default = data.get("name") == _OF_NO_DATA and isinstance(kwargs, dict) and _LENGTH in kwargs
+    if not is_default or not isinstance(folder, str) or not file:
+        return None
+    path = f"data.kwargs.{_LENGTH}"
+    longest = longest_of_folder(folder, file)
+    is_named = any(each == path for layer in layers if not _is_shipped(layer) for each, _ in leaves("", layer.content))
+    if longest is None or is_named:
+        return None
+    return Layer(str(Path(folder, file)), {"data": {"kwargs": {_LENGTH: min(longest, USUAL_LENGTH)}}})
+
+
+def _is_shipped(layer: Layer) -> bool:
+    return not layer.is_typed and layer.source.startswith(SHIPPED)
+
+
+def longest_of_folder(folder: str, file: str = "config.json") -> int | None:
+    """The most tokens that the model of a pretrained folder takes, or None if its file does not say so."""
+    try:
+        content = json.loads(Path(folder, file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    given = [content.get(name) for name in _LENGTHS_OF_MODELS] if isinstance(content, dict) else []
+    return next((most for most in given if isinstance(most, int) and most > 0), None)
 
 
 def _sections_with_target() -> Iterator[str]:

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.config.compose.composed import SHIPPED, compose_request, shown_path
+from runner.config.compose.composed import compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
 from runner.config.compose.groups import RECIPE, clashes, config_roots, options
 from runner.config.compose.layers import (
+    SHIPPED,
     Layer,
     leaves,
+    length_of_folder,
     without_arguments_of_others,
     without_sizes_of_fresh_models,
 )
@@ -85,6 +87,10 @@ def resolve_with_layers(
     layers = (*composed.files, *repeated, *typed_layers(request))
     container = without_arguments_of_others(composed.container, layers)
     container = without_sizes_of_fresh_models(container, layers)
+    longer = length_of_folder(container, layers)
+    if longer is not None:
+        container["data"]["kwargs"].update(longer.content["data"]["kwargs"])
+        layers = (*layers, longer)
     config = config_from_container(_with_names_of_files(container, used))
     raise_problems(_end_problems(config, request))
     return config, layers
