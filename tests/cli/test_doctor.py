@@ -73,8 +73,8 @@ def test_what_is_missing_is_told_with_a_fix(
     monkeypatch.setattr(doctor, "_cgroup_limit", lambda: 1_000_000_000)
     found = by_name(examine(tmp_path))
     assert found["lightning"].ok
-    assert (found["torch"].ok, found["torch"].fix) == (False, 'pip install "torch>=2.11,<2.14"')
-    assert found["torch"].found == "2.10.0, supported is >=2.11,<2.14"
+    assert (found["torch"].ok, found["torch"].fix) == (False, 'pip install "torch>=2.11,<2.16"')
+    assert found["torch"].found == "2.10.0, supported is >=2.11,<2.16"
     assert found["omegaconf"].found.startswith("not installed")
     assert not found["disk"].ok
     assert found["memory"].found == "1.0 GB (limit of the control group)"

@@ -28,7 +28,7 @@ __all__ = ["PYTHON", "VERSIONS", "Check", "collectives", "examine"]
 
 PYTHON = ">=3.11"
 VERSIONS = {
-    "torch": ">=2.11,<2.14",
+    "torch": ">=2.11,<2.16",
     "lightning": ">=2.6.4,<2.7",
     "hydra-core": ">=1.3,<1.4",
     "omegaconf": ">=2.3,<2.4",
