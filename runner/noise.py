@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["hide_noise", "silent_output"]
+__all__ = ["hide_advice_to_sync", "hide_noise", "silent_output"]
 
 # torchao, which transformers imports too, tells of kernels for other machines that it can do without ("Detected no
 # triton", "Failed to load … cutlass"); torch tells torchao of a call that will end; bitsandbytes looks for kernels of
@@ -27,6 +28,13 @@ def hide_noise() -> None:
     warnings.filterwarnings("ignore", module=r"peft\.")
     # Of torch's own class, where a traced model is copied.
     warnings.filterwarnings("ignore", message=r".isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+
+
+def hide_advice_to_sync(names: Iterable[str]) -> None:
+    """Hide Lightning's advice to log these figures with ``sync_dist``: they are the same on every rank."""
+    for name in names:
+        message = rf"It is recommended to use `self\.log\('{re.escape(name)}'"
+        warnings.filterwarnings("ignore", message=message)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

@@ -29,6 +29,7 @@ from runner.model.metrics import KeptLogs
 from runner.model.own_methods import brings
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
+from runner.noise import hide_advice_to_sync, hide_noise
 from runner.plan.cut.partition import Partition, partition_problems, uniform
 from runner.plan.layout.topology import Topology
 from runner.schedule.catalogue import registry
@@ -48,6 +49,8 @@ PRECISIONS = {
     "16-mixed": "fp16_mixed",
 }
 """Lightning's precision flags to the runner's names for them."""
+
+_OF_ALL_RANKS = ("loss", "grad_norm", "val_loss", "test_loss")
 
 _LOGGED_INSTEAD = "loss, grad_norm, val_loss and test_loss are logged"
 
@@ -103,6 +106,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         tell_refusals()
+        hide_noise()
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
         spec = registry.find_spec(schedule)
         if spec is not None and spec.prediction is not None:
@@ -214,6 +218,8 @@ class PipelineStrategy(pipeline.EngineStrategy):
         else:
             self._sources = traced_layers(model, num_stages)
         self.options = replace(self.options, figures=logs.figures, metrics=logs.validation)
+        logged = [each.name for each in logs.figures] + [each.label for each in logs.validation]
+        hide_advice_to_sync([*_OF_ALL_RANKS, *logged])
         steps = "training_step", "validation_step", "test_step"
         for note in not_called_notes(model, steps, logs.left_out, _LOGGED_INSTEAD):
             rank_zero_info(note)

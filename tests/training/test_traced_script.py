@@ -88,6 +88,7 @@ def test_what_the_steps_of_a_script_log_is_that_of_whole_batches(tmp_path: Path)
     assert not {"weight", "inside"} & {*figures}
     assert said.count("Stepwise.training_step is traced, so that these are not logged: weight; ") == 1
     assert said.count("Stepwise.validation_step is traced, so that these are not logged: inside; ") == 1
+    assert "sync_dist" not in said, "every rank has them already"
 
 
 def test_a_module_names_an_example_itself() -> None:
