@@ -27,6 +27,8 @@ from runner.files import write_atomically
 
 __all__ = [
     "RECORD_FILE",
+    "ASKED_WORDS",
+    "FOUND_WORDS",
     "OTHER_WORK",
     "RUN_SECONDS",
     "STEPS_FILE",
@@ -45,6 +47,8 @@ __all__ = [
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 RUN_SECONDS = "run_seconds"
+ASKED_WORDS, FOUND_WORDS = "asked_words", "found_words"
+"""Keys in the extras of a job whose layout is left to the runner: its request, and the one with the layout found."""
 OTHER_WORK = "other_work"
 """Key in the extras: what the time of the last process of a run went to, each second once."""
 

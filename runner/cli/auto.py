@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from runner.cli.files import write
 from runner.cli.length import length_notes
 from runner.config.compose.groups import shipped_conf
 from runner.config.units import format_bytes, format_seconds
-from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, DoesNotFitError
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from runner.plan.requested_schedule import resolve_request
 from runner.progress import doing, now
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from runner.launch.run.find_layout import Compared, FoundLayout
     from runner.launch.run.largest_batch import LargestBatch
 
-__all__ = ["compare", "found_layout", "misfit", "plan_layout", "words_with_batch", "words_with_layout"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["compare", "found_layout", "plan_layout", "words_with_batch", "words_with_layout"]
 
 _GROUPS = {each.name for each in shipped_conf().iterdir() if each.is_dir()}
 
@@ -103,20 +100,11 @@ def _cells(row: Compared) -> tuple[str, ...]:
 
 
 def words_with_layout(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of ``runner train`` with the layout that was found, which is told.
+    """See :func:`runner.launch.run.take_layout.words_with_layout`; a terminal says meanwhile how far the search is."""
+    from runner.launch.run import take_layout
 
-    Raises:
-        RequestError: the request has problems, or no layout can be planned.
-        DoesNotFitError: nothing fits.
-    """
-    from runner.plan.planners.told import chosen_lines
-
-    found = found_layout(words)
-    if not found.chosen.fits:
-        raise DoesNotFitError(misfit(found))
-    for line in chosen_lines(found.chosen, found.problem, found.words):
-        logger.info("%s", line)
-    return found.words
+    with doing(screen.PLANNING):
+        return take_layout.words_with_layout(words, now)
 
 
 def words_with_batch(words: Sequence[str]) -> LargestBatch:
@@ -147,18 +135,8 @@ def found_layout(words: Sequence[str], *, every_degree: bool = False) -> FoundLa
         return find_layout(words, now, every_degree=every_degree)
 
 
-def misfit(found: FoundLayout) -> str:
-    """Why nothing fits, and what would help; empty if something does."""
-    from runner.launch.run.find_layout import remedies
-    from runner.plan.planners.told import misfit_line
-
-    if found.chosen.fits:
-        return ""
-    tried = remedies(found) if found.chosen.best.answer.planner == "joint" else []
-    return misfit_line(found.chosen, found.problem, tried)
-
-
 def _text(found: FoundLayout, *, why: bool) -> str:
+    from runner.launch.run.take_layout import misfit
     from runner.plan.planners.told import chosen_lines, other_value_lines, runners_up_text
 
     columns = screen.width()
@@ -175,6 +153,7 @@ def _text(found: FoundLayout, *, why: bool) -> str:
 
 
 def _document(found: FoundLayout, *, why: bool) -> dict[str, Any]:
+    from runner.launch.run.take_layout import misfit
     from runner.plan.planners.told import chosen_document, other_values
 
     document = found.chosen.best.plan.to_json() | chosen_document(found.chosen, found.problem, found.words)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
-from runner.cli.auto import compare, found_layout, misfit, plan_layout, words_with_batch
+from runner.cli.auto import compare, found_layout, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
 from runner.cli.length import length_notes
 from runner.cli.request import checked, jobs_of
-from runner.config.compose.resolve import resolve_sweep
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
@@ -34,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_NOT_REHEARSED = Problem(
+    *("flag", "--rehearse", "takes plans whose layout is known"),
+    *("The search makes many; it judges them by what it derives", "the request it prints"),
+)
+
 
 def run(arguments: Arguments) -> int:
     """Print the plan, or with ``-m`` a table of the jobs' plans, or with ``--rules`` every rule and no plan.
@@ -50,7 +54,7 @@ def run(arguments: Arguments) -> int:
     measured, arguments = _measured(arguments)
     raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
-        return _run_sweep(_jobs(arguments), as_json=as_json, why=why, rehearse=arguments.switch("rehearse"))
+        return _run_sweep(jobs_of(arguments), as_json=as_json, why=why, rehearse=arguments.switch("rehearse"))
     if (planners := arguments.value("planners")) is not None:
         if planners != "all":
             raise_problems(
@@ -103,20 +107,21 @@ def _measured(arguments: Arguments) -> tuple[MeasuredRun | None, Arguments]:
 
 def _picture_problems(arguments: Arguments) -> list[Problem]:
     """Why ``--svg`` cannot draw, as far as it is known before there is a plan."""
-    picture = arguments.value("svg")
+    picture, recipe = arguments.value("svg"), arguments.value("write")
     if picture is not None and arguments.switch("multirun"):
         return [Problem("--svg", picture, "takes one plan", "The picture shows one stage of it")]
+    if recipe is not None and arguments.switch("multirun"):
+        return [Problem("--write", recipe, "takes one plan", "A recipe has one layout", "the request it prints")]
     auto = asks_for_layout(arguments.words)
     if (auto or arguments.value("planners") is not None) and arguments.switch("rehearse"):
-        why = "The search makes many; it judges them by what it derives"
-        return [Problem("flag", "--rehearse", "takes plans whose layout is known", why, "the request it prints")]
+        return [_NOT_REHEARSED]
     if picture is not None and auto:
         return [
             Problem(
                 "--svg", picture, "takes a plan whose layout is known", "The search makes many", "the request it prints"
             )
         ]
-    if (recipe := arguments.value("write")) is not None and not auto:
+    if recipe is not None and not auto:
         return [
             Problem("--write", recipe, "belongs to parallelism=auto", "Another request is what you type", "--cfg job")
         ]
@@ -169,19 +174,12 @@ def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
     return why_of(plan, resolve_request(overrides), overrides)
 
 
-def _jobs(arguments: Arguments) -> list[list[str]]:
-    """The jobs of a sweep; those whose layout is to be found are checked when it is."""
-    if not asks_for_layout(arguments.words):
-        return jobs_of(arguments)
-    raise_problems(arguments.problems)
-    return resolve_sweep(arguments.words)
-
-
 def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehearse: bool) -> int:
     """Print one table of all jobs, the fastest that fits on top; before it, with ``--why``, the plan of each job."""
+    from runner.launch.run.take_layout import misfit
     from runner.plan.render_sweep import SweepRow, sweep_text
 
-    raise_problems(_missing(jobs))
+    raise_problems([_NOT_REHEARSED] if rehearse and any(map(asks_for_layout, jobs)) else _missing(jobs))
     documents: list[dict[str, Any]] = []
     rows: list[SweepRow] = []
     target = _plan_report(jobs)

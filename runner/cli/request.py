@@ -10,6 +10,7 @@ from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.launch.run.find_layout import asks_for_layout, checked_search
 from runner.plan.requested_schedule import resolve_request, schedule_problems
 from runner.plan.rules.asked import problems_of_keys
 from runner.plan.rules.unread import unread_keys
@@ -105,7 +106,10 @@ def jobs_of(arguments: Arguments) -> list[list[str]]:
     problems: list[Problem] = []
     for overrides in jobs:
         try:
-            checked(overrides)
+            if asks_for_layout(overrides):
+                checked_search(overrides)
+            else:
+                checked(overrides)
         except RequestError as error:
             problems += [problem for problem in error.problems if problem not in problems]
         else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.config.short_names import short_names
+from runner.record import ASKED_WORDS, FOUND_WORDS, RunRecord
 from runner.report.read import Report
 
-__all__ = ["has_overrides", "labels", "short_labels"]
+__all__ = ["chosen_layout", "has_overrides", "labels", "short_labels"]
 
 _MOST = 6  # fields that are shown of a run; all are in the table of exact values
 _FIRST = (
@@ -29,6 +31,16 @@ def labels(report: Report) -> list[str]:
         return [" ".join(run.record.extras.get("overrides", [])) for run in report.runs]
     shown = _telling_apart_first(report, sorted(report.differing, key=_weight))
     return [_fields(report, index, shown) for index in range(len(report.runs))]
+
+
+def chosen_layout(record: RunRecord) -> str:
+    """What ``parallelism=auto`` chose for a job of a sweep, without degrees of 1 and the cut; ``-`` if nothing yet."""
+    if FOUND_WORDS not in record.extras:
+        return "-"
+    new = [word for word in record.extras[FOUND_WORDS] if word not in record.extras[ASKED_WORDS]]
+    left_out = ("partition", *(f"parallelism.{each}=1" for each in ("pipeline", "data", "tensor")))
+    said = [word for word in new if not word.startswith(left_out) and not word.endswith("=null")]
+    return short_names([said])[0] or "one rank"
 
 
 def short_labels(report: Report) -> list[str]:

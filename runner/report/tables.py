@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.units import format_bytes, format_seconds
 from runner.printable import markdown_text, printable_line
-from runner.record import RunRecord
+from runner.record import ASKED_WORDS, RunRecord
 from runner.report.best import LOSSES, best_of, figure_of, figures_of
 from runner.report.fit import fitted
-from runner.report.labels import has_overrides, labels
+from runner.report.labels import chosen_layout, has_overrides, labels
 from runner.report.read import Report, Run
 from runner.report.speed import speeds_of
 
@@ -162,12 +162,13 @@ def runs_table(report: Report) -> TextTable:
     runs, (best, note) = report.runs, _best(report)
     own_of = labels(report)
     told = [] if not report.is_sweep else ["overrides" if has_overrides(report) else "differs"]
+    searched = any(ASKED_WORDS in run.record.extras for run in runs)
     validated = any(run.record.val_loss for run in runs)
     metrics = [name for name in figures_of(runs) if name not in LOSSES]
     speeds = speeds_of(runs) if len(runs) > 1 else ()  # a single run has a table of them
     rows, values = [], []
     for index, run in enumerate(runs):
-        own = [own_of[index]] if told else []
+        own = [*([own_of[index]] if told else []), *([chosen_layout(run.record)] if searched else [])]
         name = f"{run.name}{_BEST}" if run is best else run.name
         seen = [_shown(run.val_loss, "")] if validated else []
         seen += [_shown(run.metrics.get(metric), "") for metric in metrics]
@@ -182,6 +183,7 @@ def runs_table(report: Report) -> TextTable:
         values.append((run.name, *own, *ended, *exact, run.record.reason or "", *configured))
     named, fast_names = [name.replace("_", " ", 1) for name in metrics], [speed.header for speed in speeds]
     seen_names = [*(["val loss"] if validated else []), *named]
+    told += ["chosen"] if searched else []
     header = ("run", *told, "status", "loss", *seen_names, "step", *fast_names, "peak memory")
     exact_names = ("loss", "val_loss", *metrics, "median_step_seconds", "samples_per_second", "peak_memory_bytes")
     exact_names += tuple(speed.value_header for speed in speeds)

@@ -268,7 +268,7 @@ _PARALLELISM: Table[RunConfig] = Table(
         Row(
             "parallelism",
             lambda c: c.parallelism.name == "auto",
-            "must be typed for `runner train` of one request, or for `runner plan` of one or of all jobs of a sweep",
+            "must be typed for `runner train` or `runner plan`",
             "The layout is found first, and all other commands are about a request that has one",
             fix="`runner plan parallelism=auto`, which prints that request",
         ),

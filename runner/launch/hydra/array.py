@@ -41,6 +41,10 @@ def array_problems(settings: Mapping[str, Any], configs: Sequence[RunConfig]) ->
     if any(config.launcher.name != "local" for config in configs):
         why = "submitit starts the ranks"
         return [Problem("launcher", "slurm", "cannot be combined with hydra/launcher", why, "launcher=local")]
+    if any(config.parallelism.name == "auto" for config in configs):
+        why = "All tasks of an array have one shape, and the layouts that will be found may have several"
+        fix = "`runner plan -m`, which prints their requests, or launcher=slurm, which submits each by itself"
+        return [Problem("parallelism", "auto", "cannot be combined with hydra/launcher", why, fix)]
     ranks = {_ranks(config) for config in configs}
     if len(ranks) > 1:
         why = "All tasks of an array have one shape; sweep each number of ranks by itself"

@@ -27,6 +27,7 @@ __all__ = [
     "FoundLayout",
     "asked_problem",
     "asks_for_layout",
+    "checked_search",
     "compare_planners",
     "find_layout",
     "ranks_to_share",
@@ -146,8 +147,28 @@ def asked_problem(
     """
     from runner.launch.run.machines import this_machine
     from runner.plan.draft.draft import Machine
-    from runner.plan.planners.problem import alone, expected_profiles, planning_problem
+    from runner.plan.planners.problem import expected_profiles, planning_problem
     from runner.profiling.together import ProfilesTogether
+
+    config, given = checked_search(words)
+    config.parallelism.ranks = ranks_to_share(config)
+    here = this_machine(config)
+    machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
+    expected = expected_profiles(config, given, divides=divides)
+    parts = [str(each) for each in dict.fromkeys(each.parallelism.tensor for each in expected) if each > 1]
+    progress(f"profiling the model{', whole and divided by ' + ', '.join(parts) if parts else ''} ...")
+    profile_of = ProfilesTogether(expected)
+    problem, sizes = planning_problem(config, profile_of, machine, given, divides=divides)
+    return config, problem, LayoutJudge(words, config, sizes, machine)
+
+
+def checked_search(words: Sequence[str]) -> tuple[RunConfig, set[str]]:
+    """The request of a command line with ``parallelism=auto``, and the keys that stay, by all rules without a model.
+
+    Raises:
+        RequestError: the request has problems.
+    """
+    from runner.plan.planners.problem import alone
 
     config, layers = resolve_with_layers(words)
     config = with_measured_link(config)
@@ -162,15 +183,7 @@ def asked_problem(
             *_launcher_problems(config),
         ]
     )
-    config.parallelism.ranks = ranks_to_share(config)
-    here = this_machine(config)
-    machine = Machine(None, None, here.device_memory_bytes, here.cores, here.memory_bytes)
-    expected = expected_profiles(config, given, divides=divides)
-    parts = [str(each) for each in dict.fromkeys(each.parallelism.tensor for each in expected) if each > 1]
-    progress(f"profiling the model{', whole and divided by ' + ', '.join(parts) if parts else ''} ...")
-    profile_of = ProfilesTogether(expected)
-    problem, sizes = planning_problem(config, profile_of, machine, given, divides=divides)
-    return config, problem, LayoutJudge(words, config, sizes, machine)
+    return config, given
 
 
 def _of_published(name: str, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:

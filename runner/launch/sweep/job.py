@@ -25,6 +25,7 @@ from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.run.same_stages import with_stages_before
 from runner.launch.start import run_in
+from runner.launch.sweep.layouts import with_layout
 from runner.noise import hide_noise
 from runner.record import RunRecord, finish_failed
 
@@ -50,6 +51,7 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
         if config.launcher.name == "slurm":
             return _on_slurm(job_dir, config, record.command or "", entry)
         ended.enter_context(alone_in(job_dir, record.command or ""))
+        config = with_layout(config, job_dir)
         template = ended.enter_context(import_ahead(config, entry))
         if has_begun(job_dir):  # the job was interrupted before, or is tried again
             config, plan = go_on(config, job_dir, command=record.command or "")
@@ -95,6 +97,7 @@ def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int
     if submitted is not None:
         logger.info("SLURM job %s has been submitted already", submitted)
         return follow(submitted, job_dir)
+    config = with_layout(config, job_dir)
     check_elsewhere(config, place_is_made=True)
     refuse_too_large(config)
     config = from_newest(config)

@@ -22,6 +22,7 @@ from runner.launch.processes.supervise import ProcessSpec, supervise
 from runner.launch.run.directory import job_directory
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.run.restart import from_newest
+from runner.launch.sweep.layouts import asked, found_before, held, is_open
 from runner.record import RunRecord, environment, finish_failed
 from runner.report.ledger import Job
 
@@ -48,8 +49,13 @@ class Request:
     def key(self) -> str:
         """The identity of this job in the sweep's ledger."""
         if self.config is not None and not self.problems:
-            return fingerprint(self.config)
-        return hashlib.sha256(json.dumps(sorted(self.overrides)).encode()).hexdigest()
+            known = fingerprint(self.config)
+            return _hashed([known, *held(self.overrides)]) if is_open(self.config) else known
+        return _hashed(sorted(self.overrides))
+
+
+def _hashed(words: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +160,11 @@ def _begin(one: Sweep, job: Job, request: Request) -> tuple[Path, RunConfig] | N
     record = record.replace(
         command=one.command, **environment(), extras=record.extras | {"overrides": list(job.overrides)}
     )
-    config = replace(request.config, run_dir=str(job_dir)) if request.config is not None else None
+    config = request.config
     if config is not None:
-        record = record.replace(config=to_container(config), fingerprint=fingerprint(config))
+        extras = record.extras | asked(config, request.overrides)
+        config = replace(found_before(config, request.overrides, record), run_dir=str(job_dir))
+        record = record.replace(config=to_container(config), fingerprint=fingerprint(config), extras=extras)
     if config is None or request.problems:
         reason = "\n".join(problem.line() for problem in request.problems)
         record.replace(status="unsupported", reason=reason).save(job_dir)

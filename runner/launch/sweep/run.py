@@ -22,6 +22,7 @@ from runner.launch.run.directory import create_run_directory, run_directory_prob
 from runner.launch.run.going_on import command_that_continues, run_dir_word, short_path
 from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.sweep.jobs import Request, Sweep, run_all
+from runner.launch.sweep.layouts import search_problems
 from runner.launch.sweep.live import in_place
 from runner.report.best import figure_of
 from runner.report.ledger import LEDGER_FILE, Job, Ledger, running
@@ -159,12 +160,16 @@ def _resolved(overrides: Sequence[str]) -> Request:
         if set(words.split()) <= set(overrides):
             problem = Problem("sweep_without", words, "leaves this job out", why, "sweep_without=[]")
             return Request(tuple(overrides), config, (problem,))
+    try:
+        search_problems(overrides)
+    except RequestError as error:
+        return Request(tuple(overrides), config, error.problems)
     return Request(tuple(overrides), config)
 
 
 def _tell_unreadable(requests: Sequence[Request]) -> None:
     """Say before the first job which mistakes make jobs impossible; each such job is also told at its turn."""
-    wrong = Counter(problem.line() for one in requests if one.config is None for problem in one.problems)
+    wrong = Counter(problem.line() for one in requests for problem in one.problems if problem.path != "sweep_without")
     for line, count in wrong.items():
         logger.warning("%d of %d jobs cannot be run: %s", count, len(requests), line)
 
