@@ -125,11 +125,11 @@ class SleepingLayer(nn.Module):
         self.weight = nn.Parameter(torch.eye(_WIDTH))
 
     def forward(self, value: Tensor) -> Tensor:
-        slept = _Sleep.apply(value + self.bias, self.seconds, self.seconds)  # type: ignore[no-untyped-call]
+        slept = _Sleep.apply(value + self.bias, self.seconds, self.seconds)  # type: ignore[no-untyped-call, unused-ignore]
         if self.of_function:
-            weight = _SleepingCube.apply(self.weight, self.seconds)  # type: ignore[no-untyped-call]
+            weight = _SleepingCube.apply(self.weight, self.seconds)  # type: ignore[no-untyped-call, unused-ignore]
         else:
-            weight = _Sleep.apply(self.weight, 0.0, self.seconds)  # type: ignore[no-untyped-call]
+            weight = _Sleep.apply(self.weight, 0.0, self.seconds)  # type: ignore[no-untyped-call, unused-ignore]
         made: Tensor = slept @ weight
         return made
 

@@ -59,7 +59,7 @@ class Sleep(nn.Module):
         self.product = nn.Linear(8, 8)
 
     def forward(self, value: Tensor) -> Tensor:
-        slept: Tensor = _Slept.apply(self.product(value), self.seconds * len(value))  # type: ignore[no-untyped-call]
+        slept: Tensor = _Slept.apply(self.product(value), self.seconds * len(value))  # type: ignore[no-untyped-call, unused-ignore]
         return slept
 
 

@@ -321,11 +321,11 @@ class _Use(torch.autograd.Function):
 
 def _use(weights: Sequence[Tensor], *, makes: bool) -> Tensor:
     """The end of a layer that uses weights, and makes gradients of them or only lets them wait for it."""
-    end: Tensor = _Use.apply(makes, *weights)  # type: ignore[no-untyped-call]  # torch's own
+    end: Tensor = _Use.apply(makes, *weights)  # type: ignore[no-untyped-call, unused-ignore]  # torch's own
     return end
 
 
 def _later(output: Tensor) -> Tensor:
     """What stands for the end of the layers that follow an output; a backward begins there."""
-    end: Tensor = _Later.apply(output)  # type: ignore[no-untyped-call]  # torch's own
+    end: Tensor = _Later.apply(output)  # type: ignore[no-untyped-call, unused-ignore]  # torch's own
     return end

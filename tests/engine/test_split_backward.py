@@ -115,7 +115,7 @@ class Squared(torch.autograd.Function):
 
 
 def functions_of_weights(module: Made, x: Tensor) -> Tensor:
-    tripled, squared = Tripled.apply(module.waiting), Squared.apply(module.at_once)  # type: ignore[no-untyped-call]
+    tripled, squared = Tripled.apply(module.waiting), Squared.apply(module.at_once)  # type: ignore[no-untyped-call, unused-ignore]
     made: Tensor = x @ tripled + x @ squared
     return made
 

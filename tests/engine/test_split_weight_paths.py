@@ -78,17 +78,17 @@ class Fused(torch.autograd.Function):
 
 
 def cubed(value: Tensor) -> Tensor:
-    made: Tensor = Cubed.apply(value)  # type: ignore[no-untyped-call]
+    made: Tensor = Cubed.apply(value)  # type: ignore[no-untyped-call, unused-ignore]
     return made
 
 
 def halved(value: Tensor) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = Halved.apply(value)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor] = Halved.apply(value)  # type: ignore[no-untyped-call, unused-ignore]
     return made
 
 
 def fused(value: Tensor, weight: Tensor) -> Tensor:
-    made: Tensor = Fused.apply(value, weight)  # type: ignore[no-untyped-call]
+    made: Tensor = Fused.apply(value, weight)  # type: ignore[no-untyped-call, unused-ignore]
     return made
 
 

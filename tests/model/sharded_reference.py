@@ -118,12 +118,12 @@ class Sum(torch.autograd.Function):
 
 
 def copied(ranks: int, *parts: Tensor) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = Copies.apply(ranks, *parts)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, ...] = Copies.apply(ranks, *parts)  # type: ignore[no-untyped-call, unused-ignore]
     return made
 
 
 def summed(parts: int, summands: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = Sum.apply(parts, *summands)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, ...] = Sum.apply(parts, *summands)  # type: ignore[no-untyped-call, unused-ignore]
     return made
 
 

@@ -47,7 +47,7 @@ class Whole(Scaled):
     """A product that is a function of the user's."""
 
     def forward(self, value: Tensor) -> Tensor:
-        made: Tensor = _Product.apply(value, self.weight)  # type: ignore[no-untyped-call]
+        made: Tensor = _Product.apply(value, self.weight)  # type: ignore[no-untyped-call, unused-ignore]
         return made
 
 

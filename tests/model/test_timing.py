@@ -40,7 +40,7 @@ class Sleeping(nn.Module):
         self.weight = nn.Parameter(torch.eye(6))
 
     def forward(self, value: nn.Parameter | torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = Sleep.apply(value, FORWARD, OF_INPUT) @ Sleep.apply(self.weight, 0.0, OF_WEIGHT)  # type: ignore[no-untyped-call]  # the library's
+        made: torch.Tensor = Sleep.apply(value, FORWARD, OF_INPUT) @ Sleep.apply(self.weight, 0.0, OF_WEIGHT)  # type: ignore[no-untyped-call, unused-ignore]  # the library's
         return made
 
 

@@ -62,7 +62,7 @@ class Linearly(torch.autograd.Function):
 
 class WithFunction(Gated):
     def forward(self, value: Tensor) -> Tensor:
-        made: Tensor = Linearly.apply(super().forward(value))  # type: ignore[no-untyped-call]
+        made: Tensor = Linearly.apply(super().forward(value))  # type: ignore[no-untyped-call, unused-ignore]
         return made
 
 

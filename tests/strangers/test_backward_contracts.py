@@ -67,7 +67,7 @@ def own_function(change: Change) -> Layer:
             return change(gradient)
 
     def forward(layer: Layer, value: Tensor) -> Tensor:
-        made: Tensor = Function.apply(torch.tanh(layer.linear(value)))  # type: ignore[no-untyped-call]
+        made: Tensor = Function.apply(torch.tanh(layer.linear(value)))  # type: ignore[no-untyped-call, unused-ignore]
         return made
 
     return Layer(forward)

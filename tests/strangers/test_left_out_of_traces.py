@@ -69,7 +69,7 @@ def with_module_hook() -> Whole:
 
 
 REFUSED: dict[str, tuple[Callable[[], Whole], str]] = {
-    "function": (lambda: Whole(lambda _, x: reverse(x)), "uses Reversed, a torch.autograd.Function"),  # type: ignore[no-untyped-call]
+    "function": (lambda: Whole(lambda _, x: reverse(x)), "uses Reversed, a torch.autograd.Function"),  # type: ignore[no-untyped-call, unused-ignore]
     "re-entrant checkpoint": (
         lambda: Whole(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)),
         "uses CheckpointFunction",

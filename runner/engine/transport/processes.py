@@ -44,6 +44,7 @@ class ProcessTransport(Transport):
             if len(ranks) > 1 and ranks not in self._groups:
                 made = dist.new_group(list(ranks), timedelta(seconds=timeout_seconds))
                 if self.rank in ranks:
+                    assert not isinstance(made, int), "a rank of the group gets it"
                     self._groups[ranks] = made
         self._channels = _open_channels(timedelta(seconds=timeout_seconds))
         _open.add(self)
@@ -109,7 +110,8 @@ def _open_channels(timeout: timedelta) -> dict[Channel, tuple[dist.ProcessGroup,
     """For each channel, a communicator of all ranks, with the same numbers as their global ranks, and the tag."""
     if dist.get_backend() == "gloo":
         return {channel: (_all_ranks(), int(channel)) for channel in Channel}
-    return {channel: (dist.new_group(timeout=timeout), 0) for channel in Channel}
+    made = {channel: dist.new_group(timeout=timeout) for channel in Channel}
+    return {channel: (group, 0) for channel, group in made.items() if not isinstance(group, int)}
 
 
 def _all_ranks() -> dist.ProcessGroup:

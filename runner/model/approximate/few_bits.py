@@ -20,7 +20,7 @@ def few_bit(activation: str, function: Callable[[Tensor], Tensor], value: Tensor
 
     Between forward and backward it keeps ``bits`` bits for each element; relu, one bit and its exact slope.
     """
-    return _FewBits.apply(value, activation, function, bits)  # type: ignore[no-any-return, no-untyped-call]
+    return _FewBits.apply(value, activation, function, bits)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 class _FewBits(torch.autograd.Function):

@@ -66,7 +66,7 @@ def four_bit_linear(value: Tensor, weight: Tensor, bias: Tensor | None, *, seed:
         weight, bias: the layer's weight and bias.
         seed: the seed of the rounding in the backward.
     """
-    return _FourBits.apply(value, weight, bias, seed)  # type: ignore[no-any-return, no-untyped-call]
+    return _FourBits.apply(value, weight, bias, seed)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 class _FourBits(torch.autograd.Function):

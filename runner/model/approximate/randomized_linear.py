@@ -35,7 +35,7 @@ def randomized_linear(value: Tensor, weight: Tensor, bias: Tensor | None, *, rat
         dtype = torch.get_autocast_dtype(kind)
         value, weight = value.to(dtype), weight.to(dtype)
         bias = bias.to(dtype) if bias is not None else None
-    return _RandomizedLinear.apply(value, weight, bias, ratio, seed)  # type: ignore[no-any-return, no-untyped-call]
+    return _RandomizedLinear.apply(value, weight, bias, ratio, seed)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 class _RandomizedLinear(torch.autograd.Function):

@@ -402,5 +402,8 @@ def _initialize(
 
 def _own_group(groups: Sequence[Sequence[int]], timeout: timedelta) -> dist.ProcessGroup:
     made = [dist.new_group(list(ranks), timeout) for ranks in groups]
-    own: dist.ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    own: dist.ProcessGroup | int = next(
+        group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks
+    )
+    assert not isinstance(own, int), "a rank of the group gets it"
     return own
