@@ -253,7 +253,7 @@ def _cuda() -> list[Check]:
     if torch.version.cuda is None:
         fix = "on a machine with a GPU, install a CUDA build of torch (pytorch.org/get-started)"
         return [Check("cuda", False, f"torch {torch.__version__} is built without CUDA; device=cpu runs", fix)]
-    fix = "check `nvidia-smi` and the driver; in a container, start it with its GPUs"
+    fix = "check `nvidia-smi`; start a container with its GPUs"
     return [Check("cuda", False, "torch sees no GPU; device=cpu runs", fix)]
 
 
