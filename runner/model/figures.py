@@ -34,7 +34,7 @@ class SummedMetric:
 
     @staticmethod
     def of(metric: Any) -> SummedMetric | None:
-        """The metric as a sum, or None if it keeps all samples, means or anything else."""
+        """The metric as a sum, or None if it keeps all samples, means or anything else, or its value is no scalar."""
         reductions = getattr(metric, "_reductions", {}).values()
         if not reductions or any(getattr(each, "__name__", "") != "dim_zero_sum" for each in reductions):
             return None
@@ -42,7 +42,7 @@ class SummedMetric:
             return None
         with suppress(Exception):  # a user's metric may hold what cannot be copied
             made = SummedMetric(metric)
-            return made if made.count <= _MOST_STATES else None
+            return made if made.count <= _MOST_STATES and made._computed().numel() == 1 else None
         return None
 
     def states(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Tensor:
@@ -59,16 +59,19 @@ class SummedMetric:
         return torch.cat(made)
 
     def value(self, sums: Tensor) -> float:
-        """The metric's value of summed states; NaN if it is no scalar."""
+        """The metric's value of summed states."""
         start = 0
         for name, shape in self._shapes.items():
             now = getattr(self._metric, name)
             setattr(self._metric, name, sums[start : start + shape.numel()].reshape(shape).to(now.device, now.dtype))
             start += shape.numel()
-        self._metric._update_count = 1
-        made = self._metric.compute()
+        return float(self._computed())
+
+    def _computed(self) -> Tensor:
+        self._metric._update_count = 1  # otherwise torchmetrics warns
+        made: Tensor = self._metric.compute()
         self._metric.reset()
-        return float(made) if isinstance(made, Tensor) and made.numel() == 1 else math.nan
+        return made
 
 
 @dataclass(frozen=True)

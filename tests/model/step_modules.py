@@ -72,6 +72,7 @@ class Logs(Plain):
         super().__init__()
         self.second = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9), nn.ReLU(inplace=True))  # type: ignore[assignment]
         self.f1 = torchmetrics.F1Score(task="multiclass", num_classes=3, average="macro")
+        self.each = torchmetrics.F1Score(task="multiclass", num_classes=3, average="none")  # three values
         self.ranks = torchmetrics.AUROC(task="multiclass", num_classes=3)  # keeps all samples
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
@@ -85,6 +86,7 @@ class Logs(Plain):
         self.log("value", loss.item())
         self.log("accuracy", self.accuracy(scores, batch[1]))
         self.log("silent", self.f1)
+        self.log("each", self.each(scores, batch[1]))
         self.log("all", self.ranks(scores.softmax(-1), batch[1]))
         return loss
 

@@ -67,7 +67,7 @@ def test_what_steps_log_is_computed_beside_the_loss() -> None:
     reference.__dict__["log"] = lambda name, value, **_: logged.update({name: value})
     logs = model.logs
     assert logs.left_out == {
-        "training_step": ["most", "value", "silent", "all", "inside"],
+        "training_step": ["most", "value", "silent", "each", "all", "inside"],
         "validation_step": ["val_all", "noise"],
     }
     shown = {each.name: each.shown for each in logs.figures}
