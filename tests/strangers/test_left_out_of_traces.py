@@ -34,6 +34,50 @@ class Reversed(torch.autograd.Function):
 reverse = Reversed.apply  # as code for domain adaptation has it
 
 
+class Cubed(torch.autograd.Function):
+    """Writes out its derivative, and takes no context in its forward."""
+
+    @staticmethod
+    def forward(value: Tensor, factor: float) -> Tensor:
+        return factor * value**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        value, ctx.factor = inputs
+        ctx.save_for_backward(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (value,) = ctx.saved_tensors
+        return 3 * ctx.factor * value.square() * gradient, None
+
+
+class Clipped(Cubed):
+    """Has the derivative of its forward for all but large gradients."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return Cubed.backward(ctx, gradient.clamp(-100, 100))
+
+
+class Forgetful(Cubed):
+    """Has the derivative of its forward for all but the first call of a model, which has another factor."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.factor = 0.5
+        return Cubed.backward(ctx, gradient)
+
+
+def applied(function: type[Cubed], *factors: float) -> Callable[[Whole, Tensor], Tensor]:
+    def between(_: Whole, x: Tensor) -> Tensor:
+        for factor in factors:
+            x = torch.tanh(function.apply(x, factor))  # type: ignore[no-untyped-call, unused-ignore]
+        return x
+
+    return between
+
+
 class Whole(nn.Module):
     """A model without layers, between whose halves something happens."""
 
@@ -70,6 +114,8 @@ def with_module_hook() -> Whole:
 
 REFUSED: dict[str, tuple[Callable[[], Whole], str]] = {
     "function": (lambda: Whole(lambda _, x: reverse(x)), "uses Reversed, a torch.autograd.Function"),  # type: ignore[no-untyped-call, unused-ignore]
+    "clipped": (lambda: Whole(applied(Clipped, 0.5)), "uses Clipped, a torch.autograd.Function"),
+    "one of two calls": (lambda: Whole(applied(Forgetful, 2.0, 0.5)), "uses Forgetful, a torch.autograd.Function"),
     "re-entrant checkpoint": (
         lambda: Whole(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)),
         "uses CheckpointFunction",
@@ -128,6 +174,7 @@ TRACED: dict[str, Callable[[Whole, Tensor], Tensor]] = {
     "detached": detached,
     "checkpoint": lambda _, x: checkpoint(torch.tanh, x, use_reentrant=False),
     "nothing": lambda _, x: x,
+    "derivative written out": applied(Cubed, 0.5, 2.0),
     "noise of torch": lambda _, x: x + torch.randn_like(x),
 }
 

@@ -1,8 +1,9 @@
 """Finds what a user's code does of which a trace knows nothing: it holds the forward's operators, drawn once.
 
-A function with a backward of its own (a reversed gradient, a straight-through estimator), a hook on a tensor that a
-forward makes, backward hooks of modules, and weights that take no part in the backward of one of their uses would be
-left out, and other gradients computed without a word. What Python's or NumPy's generator gives would be a constant.
+A function with another backward than autograd's (a reversed gradient, a straight-through estimator), a hook on a
+tensor that a forward makes, backward hooks of modules, and weights that take no part in the backward of one of their
+uses would be left out, and other gradients computed without a word. What Python's or NumPy's generator gives would be a
+constant.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, Function
 from torch.overrides import TorchFunctionMode
 
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten
 from runner.model.kept_state import KeptState
+from runner.model.traced.own_functions import other_than_of_autograd
 
 __all__ = ["refuse_left_out"]
 
@@ -61,11 +63,16 @@ def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str]:
     args, kwargs = call_arguments(inputs)
     is_fake = detect_fake_mode(list(model.parameters())) is not None
     hooks = _Hooks()
-    with nullcontext() if is_fake else _unchanged(model), torch.enable_grad(), hooks:
+    with nullcontext() if is_fake else _unchanged(model), torch.enable_grad():
         before = _states()
-        outputs = flatten(model(*args, **kwargs))[0]
+        with hooks:
+            outputs = flatten(model(*args, **kwargs))[0]
         drawn = [name for name, state in _states().items() if state != before[name]]
-    return hooks.found or _function_of(outputs), drawn[0] if drawn else ""
+        functions = _functions_of(outputs)
+        if hooks.found or functions is None:
+            return hooks.found or _MODULE_HOOK, ""
+        other = other_than_of_autograd(functions, lambda: model(*args, **kwargs))
+    return f"uses {other.__name__}, a torch.autograd.Function" if other else "", drawn[0] if drawn else ""
 
 
 def _states() -> dict[str, str]:
@@ -99,17 +106,20 @@ class _Hooks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _function_of(outputs: list[Tensor]) -> str:
-    """What to say of the first function with a backward of its own in the graph of outputs; empty if there is none."""
+def _functions_of(outputs: list[Tensor]) -> list[type[Function]] | None:
+    """The functions with a backward of their own in the graph of outputs; None if a module's backward hook is one."""
     waiting: list[Any] = [output.grad_fn for output in outputs]
     seen = set()
+    found: dict[type[Function], None] = {}
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction) and not type(node).__name__.startswith(_OF_OPERATORS):
-            name = type(node).__name__.removesuffix("Backward")
-            return _MODULE_HOOK if name == _OF_MODULES else f"uses {name}, a torch.autograd.Function"
+            function: type[Function] = node._forward_cls  # type: ignore[attr-defined]
+            if function.__name__ == _OF_MODULES:
+                return None
+            found[function] = None
         waiting += [parent for parent, _ in node.next_functions]
-    return ""
+    return list(found)
