@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
+
+import numpy as np
 
 from runner.plan.cut.values import Partition
 from runner.plan.memory.held import held_by_ranks
-from runner.plan.memory.stage_limit import StageMemoryLimit, held_bytes, running_bytes
+from runner.plan.memory.stage_limit import StageMemoryLimit, bytes_of_one, running_bytes
 from runner.schedule.values import Schedule
 
 __all__ = ["RankMemory"]
@@ -28,9 +31,12 @@ class RankMemory:
     def __init__(self, stages: StageMemoryLimit, schedule: Schedule, limits: Sequence[int]) -> None:
         self._stages = stages
         self._held = [schedule.stages_of(rank) for rank in range(schedule.ranks)]
-        self._moments = held_by_ranks(schedule)
+        # A row per moment of a rank: how often the bytes of one micro-batch of each stage are held. An order from list
+        # scheduling has hundreds of moments, which a search weighs for every cut.
+        self._moments = [np.array(moments).reshape(len(moments), -1) for moments in held_by_ranks(schedule)]
         self._limits = limits
         self._cached = cache(self._rank_peak)  # a moved boundary changes the layers of few ranks
+        self._of_stage = cache(self._bytes_of)
 
     def highest(self, layers: Partition) -> int:
         """The peak of the rank that needs most, in bytes."""
@@ -45,9 +51,22 @@ class RankMemory:
 
     def _rank_peak(self, rank: int, *layers: tuple[int, int]) -> int:
         own = self._held[rank]
-        figures = [self._stages.figures(first, last) for first, last in layers]
-        held = max(sum(map(held_bytes, figures, moment)) for moment in self._moments[rank])
-        running = max(map(running_bytes, figures))
-        step = sum(map(self._stages.step_bytes, figures))
-        states = sum(map(self._stages.state_bytes, figures, own))
-        return self._stages.held_bytes[own[0]] + states + max(held + running, step)
+        stages = [self._of_stage(stage, *ends) for stage, ends in zip(own, layers, strict=True)]
+        held = int((self._moments[rank] @ np.concatenate([each.of_one for each in stages])).max())
+        running, step = max(each.running for each in stages), sum(each.step for each in stages)
+        return self._stages.held_bytes[own[0]] + sum(each.states for each in stages) + max(held + running, step)
+
+    def _bytes_of(self, stage: int, first: int, last: int) -> _StageBytes:
+        figures = self._stages.figures(first, last)
+        states = self._stages.state_bytes(figures, stage)
+        step = self._stages.step_bytes(figures)
+        return _StageBytes(np.array(bytes_of_one(figures)), running_bytes(figures), step, states)
+
+
+class _StageBytes(NamedTuple):
+    """What a stage needs with some layers, in bytes."""
+
+    of_one: np.ndarray[tuple[int], np.dtype[np.int64]]  # of a micro-batch, see bytes_of_one
+    running: int
+    step: int
+    states: int

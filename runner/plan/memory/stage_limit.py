@@ -16,7 +16,7 @@ from runner.plan.stages.figures import LayerRanges, StageFigures
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
 
-__all__ = ["StageMemoryLimit", "held_bytes", "running_bytes"]
+__all__ = ["StageMemoryLimit", "bytes_of_one", "running_bytes"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class StageMemoryLimit:
 
     def _peak_of(self, first: int, last: int, stage: int) -> int:
         figures = self.figures(first, last)
-        held = max(held_bytes(figures, held) for held in self.in_flight[stage])
+        held = max(_held_bytes(figures, held) for held in self.in_flight[stage])
         return self.state_bytes(figures, stage) + max(held + running_bytes(figures), self.step_bytes(figures))
 
     def _floor_of(self, first: int, last: int, stage: int) -> int:
@@ -122,12 +122,17 @@ class StageMemoryLimit:
         return extra + figures.weight_bytes + figures.gradient_bytes + states
 
 
-def held_bytes(figures: StageFigures, held: Held) -> int:
+def _held_bytes(figures: StageFigures, held: Held) -> int:
     """The bytes of so many micro-batches of a stage."""
-    return (
-        held.saved * (figures.saved_bytes + figures.input_bytes)
-        + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
-        + held.dropped * (figures.output_bytes + figures.input_bytes)
+    return sum(number * size for number, size in zip(held, bytes_of_one(figures), strict=True))
+
+
+def bytes_of_one(figures: StageFigures) -> Held:
+    """What one micro-batch of a stage holds in each of the ways of :class:`~runner.plan.memory.held.Held`, in bytes."""
+    return Held(
+        saved=figures.saved_bytes + figures.input_bytes,
+        deferred=figures.deferred_bytes + figures.deferred_input_bytes,
+        dropped=figures.output_bytes + figures.input_bytes,
     )
 
 
