@@ -115,11 +115,16 @@ class Walk:
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.instead: dict[int, Any] = {}
         self.traces: list[tuple[str, Any, list[Any]]] = []
+        self._generators: list[Part] = []
         self._left = most_bytes
         self._seen: dict[int, Any] = {}  # the objects stay alive, and so do their numbers
         self._open = [*objects][::-1]
         while self._open:
             self._keep(*self._open.pop())
+
+    def drawn(self) -> list[str]:
+        """The names of Python's and NumPy's generators that have gone on."""
+        return [part.name for part in self._generators if part.has_changed()]
 
     def lost(self) -> list[str]:
         """The names of what has gone on and cannot be put back."""
@@ -145,6 +150,10 @@ class Walk:
         self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None], *, is_named: bool = False
     ) -> None:
         self.parts.append(Part(name, read, write, is_named=is_named))
+
+    def _generator(self, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None]) -> None:
+        self._part(name, read, write)
+        self._generators.append(self.parts[-1])
 
     def _keep_tensor(self, name: str, value: Tensor) -> None:
         if value.layout is torch.strided:
@@ -204,16 +213,20 @@ class Walk:
             self._part(name, lambda: [value.tobytes()], lambda read: _write_array(value, *read))
 
     def _keep_random(self, name: str, value: random.Random) -> None:
+        if isinstance(value, random.SystemRandom):
+            return  # it has no state
         read = lambda: [pickle.dumps(value.getstate())]  # noqa: E731
-        self._part(name, read, lambda state: value.setstate(pickle.loads(*state)))
+        self._generator(name, read, lambda state: value.setstate(pickle.loads(*state)))
 
     def _keep_numpy_random(self, name: str, value: np.random.Generator) -> None:
         bits = value.bit_generator
-        self._part(name, lambda: [pickle.dumps(bits.state)], lambda read: setattr(bits, "state", pickle.loads(*read)))
+        self._generator(
+            name, lambda: [pickle.dumps(bits.state)], lambda read: setattr(bits, "state", pickle.loads(*read))
+        )
 
     def _keep_numpy_state(self, name: str, value: np.random.RandomState) -> None:
         read = lambda: [pickle.dumps(value.get_state())]  # noqa: E731
-        self._part(name, read, lambda state: value.set_state(pickle.loads(*state)))
+        self._generator(name, read, lambda state: value.set_state(pickle.loads(*state)))
 
     def _keep_torch_random(self, name: str, value: torch.Generator) -> None:
         def read() -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -141,27 +142,68 @@ def test_it_is_refused(kind: str, fake: bool) -> None:
         trace(make(), torch.randn(3, 4), kind)
 
 
-def shaken(_: Whole, x: Tensor) -> Tensor:
-    return x + torch.from_numpy(np.random.randn(WIDTH).astype(np.float32))  # noqa: NPY002  # as strangers have it
+def noise(generator: Any) -> Tensor:
+    return torch.from_numpy(generator.standard_normal(WIDTH).astype(np.float32))
 
 
-DRAWN: dict[str, tuple[Callable[[Whole, Tensor], Tensor], str]] = {
-    "layer left out": (lambda _, x: x * 2 if random.random() < 0.5 else x, "Python's random"),
-    "noise": (shaken, "NumPy's generator"),
+class Drawing(Whole):
+    """Has generators and a counter of its own."""
+
+    def __init__(self, between: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__(between)
+        self.python, self.numpy, self.calls = random.Random(3), np.random.default_rng(3), 0
+        self.kept: Tensor | None = None
+
+
+def counted(model: Any, x: Tensor) -> Tensor:
+    model.calls += 1
+    return torch.div(x, model.calls)
+
+
+def more(model: Any, x: Tensor) -> Tensor:
+    model.calls += 1
+    for _ in range(model.calls):
+        x = torch.tanh(x)
+    return x
+
+
+GENERATOR = np.random.default_rng(3)
+DRAWN: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "layer left out": (lambda _, x: x * 2 if random.random() < 0.5 else x, "draws from Python's random"),
+    "noise": (lambda _, x: x + noise(np.random), "draws from NumPy's generator"),
+    "generator of the model": (lambda m, x: x + noise(m.numpy), "draws from numpy, a generator that is not torch's"),
+    "layer left out by its own": (lambda m, x: x * 2 if m.python.random() < 0.5 else x, "draws from python, a gen"),
+    "generator of the module": (lambda _, x: x + noise(GENERATOR), "GENERATOR, a generator that is not torch's"),
+    "new generator": (
+        lambda _, x: x + noise(np.random.default_rng()),
+        "(gives add|makes a tensor of) other numbers each time",
+    ),
+    "system": (lambda _, x: x * random.SystemRandom().random(), "gives mul other numbers each time"),
+    "time": (lambda _, x: x * time.perf_counter(), "gives mul other numbers each time"),
+    "counter": (counted, "gives div other numbers each time"),
+    "more and more": (more, "calls other operators each time"),
 }
 
 
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("kind", DRAWN)
-def test_what_is_drawn_once_is_refused(kind: str, fake: bool) -> None:
+def test_what_differs_each_time_is_refused(kind: str, fake: bool) -> None:
     between, said = DRAWN[kind]
     before = random.getstate()
-    with (
-        fake_tensors() if fake else nullcontext(),
-        pytest.raises(RequestError, match=f"draws from {said}, which a trace"),
-    ):
-        trace(Whole(between), torch.randn(3, 4), kind)
+    with fake_tensors() if fake else nullcontext(), pytest.raises(RequestError, match=f"compute alike.*{said}"):
+        trace(Drawing(between), torch.randn(3, 4), kind)
     assert fake or random.getstate() == before
+
+
+def cached(model: Any, x: Tensor) -> Tensor:
+    if model.kept is None:
+        model.kept = torch.arange(WIDTH) / 3
+    return torch.add(x, model.kept)
+
+
+def told(model: Any, x: Tensor) -> Tensor:
+    model.calls += 1  # for its own log
+    return x * float(np.float64(2)) + torch.from_numpy(np.linspace(0, 1, WIDTH, dtype=np.float32))
 
 
 def detached(_: Whole, x: Tensor) -> Tensor:
@@ -170,11 +212,13 @@ def detached(_: Whole, x: Tensor) -> Tensor:
     return x * gate + (torch.sign(x) - x).detach()
 
 
-TRACED: dict[str, Callable[[Whole, Tensor], Tensor]] = {
+TRACED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "detached": detached,
     "checkpoint": lambda _, x: checkpoint(torch.tanh, x, use_reentrant=False),
     "nothing": lambda _, x: x,
     "derivative written out": applied(Cubed, 0.5, 2.0),
+    "cached at the first call": cached,
+    "counted and not used": told,
     "noise of torch": lambda _, x: x + torch.randn_like(x),
 }
 
@@ -182,7 +226,7 @@ TRACED: dict[str, Callable[[Whole, Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", TRACED)
 def test_what_a_trace_holds_is_traced(kind: str) -> None:
     """And the model, which runs for this, has the state and the random numbers that it had."""
-    model = Whole(TRACED[kind])
+    model = Drawing(TRACED[kind])
     before, state = torch.get_rng_state(), {name: weight.clone() for name, weight in model.state_dict().items()}
     assert set(trace(model, torch.randn(3, 4, generator=torch.Generator()), kind)) == {True, False}
     assert torch.equal(torch.get_rng_state(), before)

@@ -2,18 +2,16 @@
 
 A function with another backward than autograd's (a reversed gradient, a straight-through estimator), a hook on a
 tensor that a forward makes, backward hooks of modules, and weights that take no part in the backward of one of their
-uses would be left out, and other gradients computed without a word. What Python's or NumPy's generator gives would be a
-constant.
+uses would be left out, and other gradients computed without a word. What comes from elsewhere than torch, such as the
+numbers of other generators, would be a constant.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
@@ -23,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten
 from runner.model.kept_state import KeptState
+from runner.model.traced.each_time import other_each_time
 from runner.model.traced.own_functions import other_than_of_autograd
 
 __all__ = ["refuse_left_out"]
@@ -46,37 +45,38 @@ def refuse_left_out(model: nn.Module, inputs: Any, target: str) -> None:
         RequestError: it would.
     """
     try:
-        backward, generator = _left_out(model, inputs)
+        found = _left_out(model, inputs)
     except Exception:  # the export says what is wrong with the model
         return
-    if backward or generator:
-        rule = f"must {'leave the backward to autograd' if backward else 'draw from torch alone'} where it is traced"
-        found = (
-            f"{backward}, which a trace leaves out" if backward else f"draws from {generator}, which a trace does once"
-        )
-        why = f"Its forward {found}. A layers() that lists its layers needs no trace"
-        raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")])
+    if found is not None:
+        rule, what = found
+        why = f"Its forward {what}. A layers() that lists its layers needs no trace"
+        problem = Problem("model.target", target, f"must {rule} where it is traced", why, "parallelism.pipeline=1")
+        raise RequestError([problem])
 
 
-def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str]:
-    """What the forward does to the backward, and from which other generator than torch's it draws."""
+def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str] | None:
+    """What a forward must do, and what it does to its backward, or takes from elsewhere than from torch."""
     args, kwargs = call_arguments(inputs)
     is_fake = detect_fake_mode(list(model.parameters())) is not None
     hooks = _Hooks()
+
+    def run() -> Any:
+        return model(*args, **kwargs)
+
     with nullcontext() if is_fake else _unchanged(model), torch.enable_grad():
-        before = _states()
         with hooks:
-            outputs = flatten(model(*args, **kwargs))[0]
-        drawn = [name for name, state in _states().items() if state != before[name]]
+            outputs = flatten(run())[0]
         functions = _functions_of(outputs)
         if hooks.found or functions is None:
-            return hooks.found or _MODULE_HOOK, ""
-        other = other_than_of_autograd(functions, lambda: model(*args, **kwargs))
-    return f"uses {other.__name__}, a torch.autograd.Function" if other else "", drawn[0] if drawn else ""
-
-
-def _states() -> dict[str, str]:
-    return {"Python's random": repr(random.getstate()), "NumPy's generator": repr(np.random.get_state())}
+            backward = hooks.found or _MODULE_HOOK
+        else:
+            other = other_than_of_autograd(functions, run)
+            backward = f"uses {other.__name__}, a torch.autograd.Function" if other else ""
+        drawn = None if backward else other_each_time(model, run)
+    if backward:
+        return "leave the backward to autograd", f"{backward}, which a trace leaves out"
+    return None if drawn is None else ("compute alike each time", f"{drawn}, and a trace holds those of one run")
 
 
 @contextmanager
