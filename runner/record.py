@@ -30,6 +30,7 @@ __all__ = [
     "ASKED_WORDS",
     "FOUND_WORDS",
     "OTHER_WORK",
+    "REHEARSED_COMPUTE",
     "RUN_SECONDS",
     "STEPS_FILE",
     "RunRecord",
@@ -47,10 +48,13 @@ __all__ = [
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 RUN_SECONDS = "run_seconds"
+"""Key in the extras: what the time of the last process of a run went to, each second once."""
 ASKED_WORDS, FOUND_WORDS = "asked_words", "found_words"
 """Keys in the extras of a job whose layout is left to the runner: its request, and the one with the layout found."""
 OTHER_WORK = "other_work"
-"""Key in the extras: what the time of the last process of a run went to, each second once."""
+"""Key in the extras: how many of this machine's cores other work had meanwhile."""
+REHEARSED_COMPUTE = "rehearsed_compute_seconds"
+"""Key in the extras: a rank's seconds of forwards and backwards in a step of the rehearsal, the mean over ranks."""
 
 _OF_VALIDATION = "val_"  # prefix of the figures of validations
 

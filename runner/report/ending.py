@@ -9,12 +9,13 @@ from pathlib import Path
 
 from runner.config.perplexity import counts_tokens, perplexity
 from runner.config.units import format_bytes, format_seconds
-from runner.record import OTHER_WORK, RUN_SECONDS, RunRecord
+from runner.record import OTHER_WORK, REHEARSED_COMPUTE, RUN_SECONDS, RunRecord
 
 __all__ = ["files", "results"]
 
 _NOT_TOLD = ("steps", "trace")  # files for programs; they lie beside the others
 _NOTICEABLE = 0.1  # of the cores
+_OFF, _SPREAD = 0.1, 1.15  # a step from its prediction; the ninth tenth of the steps from the first
 _PARTS = ("planning", "start", "rehearsal", "counted_steps", "steps", "validation", "saving", "report")
 
 
@@ -42,8 +43,25 @@ def _others(record: RunRecord) -> Iterator[str]:
     """Yield what other work had of the cores, if ranks compute on these and that made their steps longer."""
     found = record.extras.get(OTHER_WORK, {})
     cores, count = found.get("cores", 0.0), found.get("of", 0)
-    if record.peak_memory_bytes.get("kind") == "tensor_bytes" and cores > _NOTICEABLE * count:
+    if record.peak_memory_bytes.get("kind") != "tensor_bytes" or not count:
+        return
+    if cores > _NOTICEABLE * count:
         yield f"other work had {cores:.1f} of {count} cores meanwhile: on a quiet machine times are shorter than these"
+    else:
+        yield from _unsteady(record)
+
+
+def _unsteady(record: RunRecord) -> Iterator[str]:
+    """Yield why a step was not as long as it was predicted, where the speed of the cores has changed by itself."""
+    steps, compute = record.step_seconds, record.seconds.get("compute")
+    predicted, rehearsed = steps.get("predicted"), record.extras.get(REHEARSED_COMPUTE)
+    if not (predicted and rehearsed and compute and steps["median"]):
+        return
+    ratio, spread = compute / rehearsed, steps["p90"] / steps["p10"]
+    if abs(steps["median"] / predicted - 1) > _OFF and (spread > _SPREAD or abs(math.log(ratio)) > math.log(_SPREAD)):
+        between = f"steps took {format_seconds(steps['p10'])} to {format_seconds(steps['p90'])}"
+        than = f"forwards and backwards {ratio:.2f} times what they took in the rehearsal"
+        yield f"these cores' own speed changes, with no other work on them: {between}, {than}"
 
 
 def _steps(count: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import statistics
 import sys
 import time
 import warnings
@@ -25,7 +26,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.own_methods import brings
 from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
-from runner.record import RunRecord, StepLog
+from runner.record import REHEARSED_COMPUTE, RunRecord, StepLog
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
@@ -307,6 +308,7 @@ def _predict(strategy: EngineStrategy, config: RunConfig, run_dir: Path, batch: 
             extras=record.extras
             | {
                 "seconds_source": plan.time.source,
+                REHEARSED_COMPUTE: statistics.fmean(plan.time.busy_seconds),
                 "parameters": plan.profile.num_parameters,
                 "trained_parameters": plan.profile.num_trained,
             },
