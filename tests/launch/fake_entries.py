@@ -57,6 +57,17 @@ def step_until_told(config: RunConfig, run_dir: Path) -> None:
         time.sleep(0.01)
 
 
+def save_when_told(config: RunConfig, run_dir: Path) -> None:
+    """Step until SIGTERM, and record that the run has saved then."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    (run_dir / f"pid_{_rank()}").write_text(str(os.getpid()))
+    while not told:
+        time.sleep(0.01)
+    if _rank() == 0:
+        RunRecord(status="interrupted", steps=7).save(run_dir)
+
+
 def last_rank_raises(config: RunConfig, run_dir: Path) -> None:
     if _rank() == dist.get_world_size() - 1:
         raise ValueError("the user's model is broken\nsecond line")

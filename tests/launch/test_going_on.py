@@ -10,7 +10,7 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.launch.local.ranks import stopped_early
+from runner.launch.local.ranks import stopped_by_another, stopped_early
 from runner.launch.run.directory import last_run, run_directory_problems
 from runner.launch.run.going_on import command_that_continues, run_dir_word
 from runner.launch.run.resume import with_checkpoint
@@ -65,6 +65,7 @@ def test_a_directory_of_any_name_can_be_typed() -> None:
 def test_a_stopped_run_says_where_it_saved(tmp_path: Path, number: int, reason: str) -> None:
     _record(tmp_path / "run", "interrupted")
     assert stopped_early(tmp_path / "run", number).reason == reason
+    assert stopped_by_another(f"stopped by SIGTERM,{reason.partition(',')[2]}", number) == reason
 
 
 @pytest.mark.parametrize("status", get_args(Status))

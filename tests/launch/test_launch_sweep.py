@@ -56,16 +56,21 @@ def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_ctrl_c_ends_the_job_and_the_sweep(tmp_path: Path) -> None:
-    started = Started(
-        command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=0.1,0.2", entry="step_until_told"), tmp_path
-    )
+@pytest.mark.parametrize(
+    ("entry", "how"), [("step_until_told", "before it could save"), ("save_when_told", "saved after step 7")]
+)
+def test_ctrl_c_ends_the_job_and_the_sweep(entry: str, how: str, tmp_path: Path) -> None:
+    started = Started(command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=0.1,0.2", entry=entry), tmp_path)
     wait_for([tmp_path / "s" / "0" / "pid_0"])
     started.process.send_signal(signal.SIGINT)
     status, out, err = started.finish()
     assert status == 130
     assert started.left_behind() == []
-    assert RunRecord.load(tmp_path / "s" / "0").status == "interrupted"
+    record = RunRecord.load(tmp_path / "s" / "0")
+    assert (record.status, record.reason) == (
+        "interrupted",
+        f"stopped by SIGINT (Ctrl-C), {how}; resume=auto continues",
+    )
     assert not (tmp_path / "s" / "1").exists()
     assert "interrupted" in out
     assert "Traceback" not in err

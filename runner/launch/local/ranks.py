@@ -34,7 +34,7 @@ from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.pulse import NO_PROGRESS, Phase, Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
+__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_by_another", "stopped_early", "stopped_reason"]
 
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -298,10 +298,18 @@ def stopped_reason(number: int | None, saved: int | None) -> str:
         number: the signal, if it is known.
         saved: the step after which the ranks saved; None if they could not, or had not begun.
     """
-    name = name_of_signal(number) if number is not None else "a signal"
-    name += " (Ctrl-C)" if number == signal.SIGINT else ""
     how = f"saved after step {saved}" if saved is not None else "before it could save"
-    return f"stopped by {name}, {how}; resume=auto continues"
+    return f"{_stopped_by(number)}, {how}; resume=auto continues"
+
+
+def stopped_by_another(reason: str, number: int) -> str:
+    """A reason of :func:`stopped_reason` for SIGTERM, which a sweep sends its job, with the signal of the sweep."""
+    return reason.replace(_stopped_by(signal.SIGTERM), _stopped_by(number))
+
+
+def _stopped_by(number: int | None) -> str:
+    name = name_of_signal(number) if number is not None else "a signal"
+    return f"stopped by {name}" + (" (Ctrl-C)" if number == signal.SIGINT else "")
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:

@@ -16,7 +16,7 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST, Problem, RunnerError
 from runner.launch.failure import status_of
 from runner.launch.local.grace import grace_seconds
-from runner.launch.local.ranks import stopped_early
+from runner.launch.local.ranks import stopped_by_another, stopped_early
 from runner.launch.processes.stops import exit_status_of, name_of_signal, signal_of
 from runner.launch.processes.supervise import ProcessSpec, supervise
 from runner.launch.run.directory import job_directory
@@ -190,12 +190,15 @@ def _run(one: Sweep, job: Job, request: Request) -> int | None:
 
 def _account(job_dir: Path, code: int, interrupted_by: int | None) -> None:
     """Complete the record of a job that could not do so itself."""
-    status = RunRecord.load(job_dir).status
+    record = RunRecord.load(job_dir)
+    status = record.status
     if interrupted_by is not None:
         by_user = exit_status_of(interrupted_by) != EXIT_PREEMPTED
-        if status == "running" or (status == "preempted" and by_user):  # the job knows only the sweep's own SIGTERM
+        if status == "running":
             outcome = stopped_early(job_dir, interrupted_by)
             finish_failed(job_dir, outcome.status, outcome.reason or outcome.status)
+        elif status == "preempted" and by_user:  # the job knows what it saved, and only the sweep's own SIGTERM
+            finish_failed(job_dir, "interrupted", stopped_by_another(record.reason or status, interrupted_by))
     elif status == "running":
         how = name_of_signal(-code) if code < 0 else f"status {code}"
         finish_failed(job_dir, "failed", f"the job's process ended with {how}")
