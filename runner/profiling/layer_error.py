@@ -69,8 +69,14 @@ def refusing(config: RunConfig) -> Iterator[None]:
     except LayerError as error:
         if error.is_divided:
             raise RequestError([_cannot_be_divided(config, error)]) from error.__cause__
-        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
-        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
+        path, value = ("model.target", config.model.target) if error.index is not None else _loss(config)
+        raise RequestError([Problem(path, value, error.rule, str(error))]) from error.__cause__
+
+
+def _loss(config: RunConfig) -> tuple[str, str]:
+    """The key that chose the loss, and its value: a shipped one has its name."""
+    target = config.loss.target
+    return ("loss", config.loss.name) if target.startswith("runner.") else ("loss.target", target)
 
 
 def _cannot_be_divided(config: RunConfig, error: LayerError) -> Problem:

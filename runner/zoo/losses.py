@@ -33,6 +33,10 @@ def cross_entropy(
         ignore_index: targets that do not count.
         label_smoothing: the share of a target that is spread over all classes, from 0 to 1.
         class_weights: one for each class; None: all are 1.
+
+    Raises:
+        ValueError: the ids have as many axes as rows of classes, and other sizes, such as (batch, height, width) for
+            (batch, classes, height, width).
     """
     logits = _wide(output.flatten(0, -2))
     weights = None if class_weights is None else torch.tensor(class_weights, dtype=logits.dtype, device=logits.device)
@@ -42,6 +46,9 @@ def cross_entropy(
             logits, probabilities, weights, reduction="sum", label_smoothing=label_smoothing
         )
         return total, torch.tensor(len(logits))
+    if target.dim() == output.dim() - 1 and target.shape != output.shape[:-1]:
+        why = "of the output without its last axis, which is that of the classes"
+        raise ValueError(f"the target's shape {(*target.shape,)} must be that {why}: {(*output.shape[:-1],)}")
     flat = target.flatten()
     total = functional.cross_entropy(
         logits, flat, weights, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
@@ -55,7 +62,13 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def mse(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the squared differences, and the number of elements."""
+    """Sum of the squared differences, and the number of elements.
+
+    Raises:
+        ValueError: the shapes differ. Torch would compare each output with each target, (n, 1) with (n).
+    """
+    if output.shape != target.shape:
+        raise ValueError(f"the target's shape {(*target.shape,)} must be that of the output, {(*output.shape,)}")
     wide = _wide(output)
     squares = functional.mse_loss(wide, target.to(wide.dtype), reduction="none")
     return squares.sum(), torch.tensor(squares.numel())

@@ -52,6 +52,7 @@ REQUESTS = [
     # the loss
     ("loss.target=user_code:per_sample", "loss.target = shape (32,): must return a scalar mean over its samples, or (sum, weight)."),
     ("loss.target=user_code:loss_raising", "the loss must take what comes before it. Given (32, 5) float32, (32,) int64, it raised ValueError: the loss is broken."),
+    ("loss=mse loss.target=runner.zoo.losses:mse", "loss = mse: the loss must take what comes before it. Given (32, 5) float32, (32,) int64, it raised ValueError: the target's shape (32,) must be that of the output, (32, 5)"),
     ("loss.target=user_code:loss_detached", "loss.target = no gradient: must be differentiable."),
     # the place, what is continued, what is called later
     ("run_dir={file}", "must be a directory. It is a file."),

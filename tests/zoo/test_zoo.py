@@ -109,6 +109,14 @@ def test_the_weight_is_what_torch_divides_by(smoothing: float, weights: list[flo
     torch.testing.assert_close(total / weight, expected)
 
 
+def test_an_output_is_not_compared_with_the_targets_of_other_samples() -> None:
+    """Torch broadcasts (5, 1) against (5) with no more than a warning, and the training goes on to nowhere."""
+    with pytest.raises(ValueError, match=r"shape \(5,\) must be that of the output, \(5, 1\)"):
+        losses.mse(torch.zeros(5, 1), torch.zeros(5))
+    with pytest.raises(ValueError, match=r"shape \(2, 4, 3\) must be that .* the classes: \(2, 3, 4\)"):
+        losses.cross_entropy(torch.zeros(2, 3, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
+
+
 def test_targets_may_be_probabilities() -> None:
     generator = torch.Generator().manual_seed(4)
     output, target = torch.randn(5, 4, generator=generator), torch.rand(5, 4, generator=generator).softmax(-1)
