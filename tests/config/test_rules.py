@@ -54,6 +54,7 @@ BROKEN = [
     ("model.target=mine.models.build", "model.target = mine.models.build: must be package.module:function. A colon parts the module from the name. Try model.target=mine.models:build."),
     ("data.target=a-b:c", "data.target = a-b:c: must be package.module:function."),
     ("loss=custom", "loss.target = ???: must be given. The option custom calls your own function. Try loss.target=package.module:function."),
+    ("loss=mse loss.target=a:b", "loss.target = a:b: belongs to loss=custom. The loss mse calls no function of yours. Try loss=custom."),
     ("logger=custom logger.target=null", "logger.target = null: must be given."),
     ("logger=csv logger.target=a:b", "logger.target = a:b: belongs to logger=custom. The logger csv calls no function of yours. Try logger=custom."),
     ("data.batch_size=0", "data.batch_size = 0: must be at least 1. Try data.batch_size=1."),

@@ -126,12 +126,22 @@ _RUN: Table[RunConfig] = Table(
     ),
 )
 
+_LOSSES = ("cross_entropy", "mse", "rudalle", "token_cross_entropy")
+
 _FUNCTIONS: Table[RunConfig] = Table(
     "Functions of your own",
     (
         *target("model.target"),
         *target("data.target"),
         *target("loss.target"),
+        Row(
+            "loss.target",
+            lambda c: not c.loss.target.startswith("runner."),
+            "belongs to loss=custom",
+            "The loss {loss.name} calls no function of yours",
+            fix="loss=custom",
+            when=lambda c: c.loss.name in _LOSSES and isinstance(c.loss.target, str),
+        ),
         *where(
             lambda c: c.activation_checkpoint.name == "custom" or c.activation_checkpoint.target is not None,
             *target("activation_checkpoint.target"),
