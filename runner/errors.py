@@ -150,7 +150,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The known name of which ``name`` is a slip of the keyboard; None if there is none, or more than one.
+    """The known name of which ``name`` is a slip of the keyboard, or the first words; None if none is, or several are.
 
     A slip leaves out, adds or changes a letter, or exchanges two neighbours; one is admitted for every four letters of
     the longer name.
@@ -166,6 +166,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     most = {each: max(1, max(len(name), len(each)) // _LETTERS_PER_SLIP) for each in like}
     near = {each: count for each, count in slips.items() if count <= most[each]}
     nearest = [each for each, count in near.items() if count == min(near.values())]
+    if not near and len(name) >= _LETTERS_PER_SLIP:
+        nearest = [each for each in like if _plain(each).startswith(f"{meant}_")]
     return nearest[0] if len(nearest) == 1 else None
 
 

@@ -81,7 +81,7 @@ class AdapterConfig:
 
     name: str = "none"
     rank: int = 8  # columns of the one and rows of the other matrix
-    # also: lora_r, lora_rank
+    # also: lora_r, lora_rank, adapter.r
     alpha: float = 16.0  # their product is added with the factor alpha / rank
     # also: lora_alpha
     dropout: float = 0.0  # of the adapters' input

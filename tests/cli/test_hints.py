@@ -82,6 +82,10 @@ def test_what_means_another_thing_is_no_hint(asked: str, said: str, capsys: pyte
         ("gpu", ("cpu", "cuda"), None),
         ("adm", ("adam", "sgd"), "adam"),
         ("partion", ("partition", "wait"), "partition"),  # two letters of nine, though of seven that were typed
+        ("interleaved", ("interleaved_1f1b", "1f1b"), "interleaved_1f1b"),
+        ("zb_h", ("zb_h1", "zb_h2"), None),
+        ("rudalle", ("rudalle_malevich", "rudalle_tiny"), None),
+        ("max", ("max_steps",), None),
         ("", ("a", "b"), None),
         ("any", (), None),
     ],

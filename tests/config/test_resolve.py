@@ -161,11 +161,16 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
             "optimizer = zero_one_adam: it is called onebit_adam_refreshed. 0/1 Adam's local steps are not implemented. "
             "Try optimizer=onebit_adam_refreshed.",
         ),
+        ("loss=mine:loss", "loss = mine:loss: a function of yours is no option. It is read by another key. Try loss=custom loss.target=mine:loss."),
+        ("callbacks=mine:Say", "callbacks = mine:Say: a function of yours is no option. It is read by another key. Try callbacks.say.target=mine:Say."),
+        ("callbacks.say=mine:Say", "callbacks.say = mine:Say: must be a section of keys. It is text. Try callbacks.say.target=mine:Say."),
+        ("loss.weight=2", "loss.weight = 2: there is no such key. loss has name, target, kwargs; an argument of its target is loss.kwargs.weight."),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32, fp4_emulated, fp64."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),
         ("seed=null", "seed = null: must be a whole number. It is null."),
         ("trainer.progress=1", "trainer.progress = 1: must be true or false. It is a whole number."),
+        ("resume=true", "resume = true: must be auto, a checkpoint or null. Try resume=auto."),
         ("optimizer.lr=true", "optimizer.lr = true: must be a number. It is true or false."),
         ("schedule.chunks=a", "schedule.chunks = a: must be a whole number or null. It is text."),
         ("partition.boundaries=[1,a]", "partition.boundaries[1] = a: must be a whole number. It is text."),
@@ -189,6 +194,8 @@ def test_all_mistakes_are_told_at_once() -> None:
     lines = refused("modle=gpt", "+data.batchsize=8", "optimizer=adm", "seed=a", "optimizer=sgd", "optimizer=adam")
     assert [line.partition(" ")[0] for line in lines] == ["modle", "data.batchsize", "optimizer", "seed", "optimizer"]
     assert lines[-1] == "optimizer = adam: it is chosen twice, also sgd. Try optimizer=adam."
+    (line,) = refused("model=gpt", "schedule=zb_h1", "schedule=zbh1")
+    assert line == "schedule = zbh1: it is chosen twice, also zb_h1. Try schedule=zb_h1."
 
 
 def test_values_keep_their_types() -> None:

@@ -48,6 +48,7 @@ BROKEN = [
     ("device=gpu", "device = gpu: must be one of auto, cpu, cuda."),
     ("seed=-1", "seed = -1: must lie in [0, 2^32). NumPy takes no other seed. Try seed=0."),
     ("memory_limit=8XB", "memory_limit = 8XB: must be a size such as 80GB, 8GiB, 512MB or a number of bytes. Try memory_limit=8GiB."),
+    ("memory_limit=14M", "memory_limit = 14M: must be a size such as 80GB, 8GiB, 512MB or a number of bytes. Try memory_limit=14MB."),
     ("memory_limit=0", "memory_limit = 0: must be above 0 bytes. Try memory_limit=8GiB."),
     ("report=mine", "report = mine: must be package.module:function. A colon parts the module from the name."),
     ("model.target=zoo/mine.py:build", "model.target = zoo/mine.py:build: must be package.module:function. A colon parts the module from the name. Try model.target=zoo.mine:build."),

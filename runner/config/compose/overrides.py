@@ -156,7 +156,8 @@ def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | 
     if name is not None and name not in known and group in _OF_MANY_NAMES:
         name = option_called(group, name) or name
     if name is not None and group in choices and choices[group] != name:
-        return [Problem(group, name, f"it is chosen twice, also {choices[group]}", "", f"{group}={name}")]
+        kept = name if name in known else choices[group]
+        return [Problem(group, name, f"it is chosen twice, also {choices[group]}", "", f"{group}={kept}")]
     lost = in_no_group(group, name, roots, is_known=name in known) if name is not None else []
     if lost:
         return lost
@@ -180,6 +181,8 @@ def _check_setting(override: Override, known_groups: Sequence[str], roots: Seque
             if near is not None and str(value) in options(near, roots):
                 return [Problem(key, value, "there is no such key", "", f"{near}={value}")]
         return [unknown_key(key, value)]
+    if key == "resume" and value is True:
+        return [Problem(key, "true", "must be auto, a checkpoint or null", "", "resume=auto")]
     return check_value(annotation, value, key)[1]
 
 

@@ -75,7 +75,10 @@ def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     known = type_at(section) if section else None
     why = "The help of a command lists the keys, e.g. runner train --help"
     if known is not None and _is_section(known):
-        why = f"{section} has {', '.join(item.name for item in fields(known))}"
+        names = [item.name for item in fields(known)]
+        why = f"{section} has {', '.join(names)}"
+        if {"target", "kwargs"} <= {*names}:
+            why += f"; an argument of its target is {section}.kwargs.{path.rpartition('.')[2]}"
     return Problem(where + path, _shown(value), "there is no such key", why)
 
 
@@ -221,7 +224,9 @@ def _check_items(annotation: Any, items: Any, path: str, where: str, *, as_list:
 
 def _check_section(section: type, value: object, path: str, where: str) -> tuple[object, list[Problem]]:
     if not isinstance(value, Mapping):
-        return value, [Problem(where + path, _shown(value), "must be a section of keys", f"It is {_kind(value)}")]
+        is_target = ":" in str(value) and "target" in _hints(section) and not where
+        fix = f"{path}.target={value}" if is_target else ""
+        return value, [Problem(where + path, _shown(value), "must be a section of keys", f"It is {_kind(value)}", fix)]
     hints = _hints(section)
     checked: dict[str, object] = {}
     problems: list[Problem] = []

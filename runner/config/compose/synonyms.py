@@ -111,11 +111,24 @@ def no_option(group: str, value: object, known: Collection[str]) -> Problem:
     if group == "model" and (Path(str(value)) / "config.json").is_file():
         rule, why = "a folder of Hugging Face is no option", "It is read by model=huggingface"
         return Problem(group, value, rule, why, f"model=huggingface model.pretrained={value}")
+    fix = _own_target(group, str(value), known)
+    if fix:
+        return Problem(group, value, "a function of yours is no option", "It is read by another key", fix)
     near = option_called(group, value)
     if near not in known:
         near = did_you_mean(str(value), known) if value is not None else None
     fix = f"{group}={near}" if near is not None else ""
     return Problem(group, value, "there is no such option", f"{group} has {', '.join(known)}", fix)
+
+
+def _own_target(group: str, value: str, known: Collection[str]) -> str:
+    """The override by which a group takes a function of the user's, if it takes one and ``value`` names one."""
+    module, _, name = value.partition(":")
+    if not (name.isidentifier() and module.replace(".", "").isidentifier()):
+        return ""
+    if group == "callbacks":
+        return f"{group}.{name.casefold()}.target={value}"
+    return f"{group}=custom {group}.target={value}" if "custom" in known else ""
 
 
 @cache

@@ -78,6 +78,13 @@ def _limit_bytes(config: RunConfig) -> float:
         return math.nan
 
 
+def _with_unit(limit: str) -> str:
+    """What is meant by a limit in other tools' units, such as 14M; an example for any other text."""
+    letter = limit[-1:].upper()
+    is_short = letter in ("K", "M", "G", "T") and limit[:-1].strip().replace(".", "", 1).isdigit()
+    return f"{limit}B" if is_short else "8GiB"
+
+
 def _known_name(group: str) -> Row[RunConfig]:
     """The rule that an option's name is known; if it has a target, every name is allowed."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
@@ -107,7 +114,7 @@ _RUN: Table[RunConfig] = Table(
             "memory_limit",
             lambda c: math.isnan(_limit_bytes(c)),
             "must be a size such as 80GB, 8GiB, 512MB or a number of bytes",
-            fix="memory_limit=8GiB",
+            fix=lambda c: f"memory_limit={_with_unit(str(c.memory_limit))}",
         ),
         Row(
             "profiler",
