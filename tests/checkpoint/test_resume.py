@@ -202,6 +202,21 @@ def test_what_cannot_go_on_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_resume_auto_takes_no_words_from_the_run(unbroken: Path) -> None:
+    """Without them the default recipe would be compared with the checkpoint, tensor by tensor."""
+    from runner.errors import RequestError
+
+    command = record_of(unbroken)["command"]
+    with pytest.raises(RequestError) as caught:
+        with_checkpoint(resolve([f"run_dir={unbroken}", "resume=auto"]))
+    (problem,) = caught.value.problems
+    assert (
+        problem.why == "The run's model is resume_zoo:model, and this request's is runner.recipes.rudalle.model:build"
+    )
+    assert problem.fix.startswith(command.partition(" run_dir")[0])
+    assert problem.fix.endswith("resume=auto")
+
+
 def test_files_that_are_no_checkpoints_are_refused_with_what_would_do(unbroken: Path, tmp_path: Path) -> None:
     from runner.errors import RequestError
 

@@ -13,8 +13,8 @@ from runner.config.schema import RunConfig
 from runner.environment import arithmetic
 from runner.errors import Problem, raise_problems
 from runner.launch.run.directory import last_run
-from runner.launch.run.going_on import run_dir_word
-from runner.record import RunRecord, StepLog, read_steps
+from runner.launch.run.going_on import command_that_continues, run_dir_word
+from runner.record import RECORD_FILE, RunRecord, StepLog, read_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,8 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     except CheckpointError as error:
         raise_problems([Problem("resume", path, "must be a good checkpoint", str(error))])
         raise
-    raise_problems([*_fixed_problems(config, progress), *_model_problems(config, progress, weights, path)])
+    problems = [*_fixed_problems(config, progress), *_model_problems(config, progress, weights, path)]
+    raise_problems(problems and (_other_words(config, progress) or problems))
     if config.resume != AUTO:  # which goes on with the data that it had
         raise_problems(_data_problems(config, progress))
     logger.info("continuing after step %d of %s", progress.step, path)
@@ -194,6 +195,18 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
         why = f"The checkpoint is of step {progress.step}, and trainer.max_steps is the total"
         fix = f"trainer.max_steps={progress.step + config.trainer.max_steps}"
         yield Problem("trainer.max_steps", config.trainer.max_steps, f"must be at least {progress.step}", why, fix)
+
+
+def _other_words(config: RunConfig, progress: Progress) -> list[Problem]:
+    """That ``resume=auto`` came without the words of the run, whose model is another one: it takes no words from it."""
+    saved, asked = progress.config.get("model", {}).get("target"), config.model.target
+    if config.resume != AUTO or config.run_dir is None or saved in (None, asked):
+        return []
+    directory = Path(config.run_dir)
+    command = RunRecord.load(directory).command if (directory / RECORD_FILE).is_file() else None
+    why = f"The run's model is {saved}, and this request's is {asked}"
+    fix = command_that_continues(command, directory) if command else ""
+    return [Problem("resume", AUTO, "must come with the words of the run that it continues", why, fix)]
 
 
 def _data_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
