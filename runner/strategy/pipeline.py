@@ -149,7 +149,10 @@ class EngineStrategy(NamedCheckpointStrategy):
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
         world_size = self.plan.topology.world_size
         if self.world_size != world_size:
-            raise RuntimeError(f"the plan has {world_size} ranks, {self.world_size} were started")
+            rule = f"must make {world_size} ranks on all nodes together"
+            why = f"There are {self.world_size}, and each stage of each replica has one"
+            fix = f"Trainer(devices={world_size // self.num_nodes})" if world_size % self.num_nodes == 0 else ""
+            raise RequestError([Problem("Trainer.devices", self.world_size // self.num_nodes, rule, why, fix)])
         if world_size > 1 and not dist.is_initialized():
             assert self.cluster_environment is not None
             environment = self.cluster_environment

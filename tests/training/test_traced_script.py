@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.functional.classification import multiclass_f1_score
 from traced_script import Ordinary, Stepwise, samples
 
+from runner.api import PipelineStrategy
 from runner.api.failures import tell_refusals
 from runner.api.trace import traced_layers
 from runner.errors import Problem, RequestError
@@ -108,6 +109,15 @@ def test_what_a_module_lacks_is_named() -> None:
         traced_layers(model, 2)
     with pytest.raises(RequestError, match=r"LightningModule = null: must have a method layers\(\) or forward\(\)\."):
         traced_layers(pl.LightningModule(), 2)
+
+
+def test_a_number_of_devices_that_makes_other_ranks_is_named() -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, strategy=PipelineStrategy(stages=2, microbatches=2), logger=False
+    )
+    line = r"Trainer.devices = 1: must make 2 ranks on all nodes together\. There are 1,.* Try Trainer\(devices=2\)"
+    with pytest.raises(RequestError, match=line):
+        trainer.fit(Ordinary(), DataLoader(samples(), batch_size=4))
 
 
 def test_a_refusal_is_told_without_frames(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
