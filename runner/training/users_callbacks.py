@@ -11,7 +11,7 @@ from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError, raise_problems
+from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.targets import explained
 from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
@@ -71,6 +71,12 @@ def _problems(made: Callback, path: str, config: RunConfig) -> Iterator[Problem]
     if isinstance(made, EarlyStopping) and config.trainer.val_every is None:
         why = "It looks at validations, and there is one, at the end only"
         yield Problem(f"{path}.target", target, "needs trainer.val_every", why, "trainer.val_every=100")
+    hooks = [name for name in dir(Callback) if name.startswith("on_")]
+    for name in dir(type(made)):
+        near = did_you_mean(name, hooks) if name.startswith("on_") and name not in hooks else None
+        if near is not None:
+            why = f"Lightning calls no method {name}, so that it would do nothing"
+            yield Problem(f"{path}.target", target, f"must have its hook as {near}", why)
 
 
 def monitor_problems(config: RunConfig, made: Sequence[Callback], *, validates: bool) -> Iterator[Problem]:

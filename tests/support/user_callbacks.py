@@ -33,5 +33,12 @@ class Seen(pl.Callback):
         Path(f"seen_{trainer.global_rank}.txt").write_text(" ".join(names))
 
 
+class Misspelt(pl.Callback):
+    """Would never be called."""
+
+    def on_validation_ned(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop = True
+
+
 class NoCallback:
     pass

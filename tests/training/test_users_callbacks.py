@@ -85,6 +85,10 @@ def test_every_rank_has_what_callbacks_monitor(directory: Path) -> None:
             ("callbacks.a.target=lightning.pytorch.callbacks:ModelCheckpoint",),
             "callbacks.a.target = lightning.pytorch.callbacks:ModelCheckpoint: cannot be used in a run.",
         ),
+        (
+            ("callbacks.a.target=mine_too:Misspelt",),
+            "must have its hook as on_validation_end. Lightning calls no method on",
+        ),
         (("callbacks.a.target=mine_too:StopOnOneRank",), "missing 1 required positional argument: 'step'"),
     ],
 )
