@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner.cli.arguments import Arguments
 from runner.config.formats import DTYPES, FORMATS, MAX_SHARD_SIZE
-from runner.config.units import parse_bytes
+from runner.config.units import format_bytes, parse_bytes
 from runner.errors import EXIT_OK, Problem, did_you_mean, raise_problems
 from runner.report.best import LOSSES, MODES, best_of, figure_of, figures_of, name_and_mode, value_of
 from runner.report.ledger import LEDGER_FILE
@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> int:
         max_shard_size=size or MAX_SHARD_SIZE,
     )
     step = f" after step {done.step}" if done.step is not None else ""
-    print(f"{file}: {done.tensors} tensors, {done.num_bytes / 1e6:.1f} MB, from {done.source}{step}")
+    print(f"{file}: {done.tensors} tensors, {format_bytes(done.num_bytes)}, from {done.source}{step}")
     return EXIT_OK
 
 

@@ -154,6 +154,15 @@ def seconds_table(record: RunRecord) -> TextTable:
     return TextTable("a median step", header, rows, header, values)
 
 
+def _reasons(runs: Sequence[Run]) -> list[str]:
+    """Why runs ended otherwise than well, with the names of all that ended so: many jobs of a sweep share a mistake."""
+    ended: dict[str, list[str]] = {}
+    for run in runs:
+        if run.record.reason:
+            ended.setdefault(run.record.reason, []).append(run.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in ended.items()]
+
+
 def runs_table(report: Report) -> TextTable:
     """One row per run: what it is, how it ended, its figures. Failed and unsupported runs keep their reason.
 
@@ -188,7 +197,7 @@ def runs_table(report: Report) -> TextTable:
     exact_names = ("loss", "val_loss", *metrics, "median_step_seconds", "samples_per_second", "peak_memory_bytes")
     exact_names += tuple(speed.value_header for speed in speeds)
     value_header = ("run", *told, "status", "steps", *exact_names, "reason", *report.differing)
-    notes = (*note, *(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason))
+    notes = (*note, *_reasons(runs))
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)
     return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes, (*named, *fast_names))

@@ -113,6 +113,14 @@ def test_every_job_keeps_its_row_and_its_reason(sweep: Path) -> None:
     assert table.notes == ("1: rank 1 (stage 1, layers 4..7) died: SIGKILL", "2: a: no.\nb: no.")
 
 
+def test_a_reason_of_many_jobs_is_told_once(sweep: Path) -> None:
+    RunRecord.load(sweep / "2").save(sweep / "0")
+    assert runs_table(read_report(sweep)).notes[-2:] == (
+        "0, 2: a: no.\nb: no.",
+        "1: rank 1 (stage 1, layers 4..7) died: SIGKILL",
+    )
+
+
 def test_the_report_is_written_beside_the_records(sweep: Path) -> None:
     found = report(sweep)
     assert [run.record.status for run in found.runs] == ["ok", "failed", "unsupported", "running"]
