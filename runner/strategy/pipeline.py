@@ -151,8 +151,9 @@ class EngineStrategy(NamedCheckpointStrategy):
         if self.world_size != world_size:
             rule = f"must make {world_size} ranks on all nodes together"
             why = f"There are {self.world_size}, and each stage of each replica has one"
-            fix = f"Trainer(devices={world_size // self.num_nodes})" if world_size % self.num_nodes == 0 else ""
-            raise RequestError([Problem("Trainer.devices", self.world_size // self.num_nodes, rule, why, fix)])
+            nodes = getattr(self, "num_nodes", 1)  # a script's
+            fix = f"Trainer(devices={world_size // nodes})" if world_size % nodes == 0 else ""
+            raise RequestError([Problem("Trainer.devices", self.world_size // nodes, rule, why, fix)])
         if world_size > 1 and not dist.is_initialized():
             assert self.cluster_environment is not None
             environment = self.cluster_environment
