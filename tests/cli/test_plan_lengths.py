@@ -53,3 +53,11 @@ def test_data_that_is_named_and_own_models_need_no_note(tmp_path: Path) -> None:
     assert length_notes(resolve(["model=gpt"])) == []
     text = resolve(["model=huggingface", f"model.pretrained={tmp_path}", "data=text", "data.kwargs.path=a.txt"])
     assert length_notes(text) == []
+
+
+@pytest.mark.parametrize(("length", "is_told"), [(64, False), (65, True)])
+def test_rows_of_text_beyond_the_positions_of_the_model_are_told(tmp_path: Path, length: int, is_told: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    words = ["model=huggingface", f"model.pretrained={tmp_path}", "data=text", "data.kwargs.path=a.txt"]
+    told = "rows of 65 tokens are longer than the 64 positions that the model was made for: data.kwargs.length=64"
+    assert length_notes(resolve([*words, f"data.kwargs.length={length}"])) == [told] * is_told
