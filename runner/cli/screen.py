@@ -15,7 +15,7 @@ __all__ = ["PLANNING", "begins", "last_line", "tell", "under_way", "width", "wra
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SECONDS = 10.0
+_FIRST_SECONDS, _EVERY_SECONDS = 10.0, 30.0
 
 PLANNING = "planning: profiling the model and predicting a step ..."
 _EVERY = "RUNNER_PROGRESS_SECONDS"
@@ -81,7 +81,7 @@ def last_line() -> str:
 
 
 class _Waiting:
-    """Tells a pipe after ten seconds, and then every half minute, what is still under way."""
+    """Tells a pipe after ten seconds, and then every half minute, or as often as is asked, what is still under way."""
 
     def __init__(self) -> None:
         self.what = ""
@@ -97,10 +97,10 @@ class _Waiting:
         self.what = what
 
     def _tell(self, ended: threading.Event) -> None:
-        every = float(os.environ.get(_EVERY, "30"))
-        seconds = min(every, _FIRST_SECONDS)
+        asked = os.environ.get(_EVERY)
+        seconds = float(asked or _FIRST_SECONDS)
         while not ended.wait(seconds):
-            seconds = every
+            seconds = float(asked or _EVERY_SECONDS)
             print(f"{self.what} ({time.monotonic() - self._since:.0f} s)", file=sys.stderr, flush=True)
 
 
