@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from runner.api.failures import ScriptLauncher, report_failure, tell_refusals
 from runner.api.trace import traced_layers, traced_step_layers, training_loaders
 from runner.engine.engine import EngineOptions
 from runner.engine.loss_scale import LossScaling
-from runner.errors import Problem, raise_problems
+from runner.errors import Problem, RequestError, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.lightning_module import lists_layers
@@ -49,6 +49,14 @@ PRECISIONS = {
     "16-mixed": "fp16_mixed",
 }
 """Lightning's precision flags to the runner's names for them."""
+
+_ARGUMENTS = {
+    "parallelism.pipeline": "stages",
+    "schedule.microbatches": "microbatches",
+    "schedule.chunks": "chunks",
+    "partition.boundaries": "boundaries",
+}
+"""Keys of a request to the arguments of the strategy that say the same."""
 
 _OF_ALL_RANKS = ("loss", "grad_norm", "val_loss", "test_loss")
 
@@ -107,7 +115,10 @@ class PipelineStrategy(pipeline.EngineStrategy):
     ) -> None:
         tell_refusals()
         hide_noise()
-        order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
+        try:
+            order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
+        except RequestError as error:
+            raise RequestError(_as_arguments(error.problems)) from None
         spec = registry.find_spec(schedule)
         if spec is not None and spec.prediction is not None:
             why = "It predicts weights from the optimizer's states, as `runner train` does"
@@ -224,7 +235,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
         for note in not_called_notes(model, steps, logs.left_out, _LOGGED_INSTEAD):
             rank_zero_info(note)
         name = "uniform" if self._boundaries is None else "manual"
-        raise_problems(partition_problems(name, self._boundaries, num_stages, len(self._sources)))
+        raise_problems(_as_arguments(partition_problems(name, self._boundaries, num_stages, len(self._sources))))
         partition = _cut(len(self._sources), num_stages, self._boundaries)
         kept = ActivationPlan(tuple((Segment(first, last),) for first, last in partition))
         self.plan = replace(self.plan, partition=partition, activations=kept)  # type: ignore[type-var]  # the _Layout
@@ -238,6 +249,17 @@ class PipelineStrategy(pipeline.EngineStrategy):
         # Set in __dict__, because nn.Module would register a loss module as one more child.
         model.__dict__.update(loss_function=loss, build_stages=build_stages, ties=find_ties(self._sources))
         ModuleSteps(self, model).bind()
+
+
+def _as_arguments(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems of a request's keys in the words of this strategy's arguments."""
+
+    def named(text: str) -> str:
+        for key, argument in _ARGUMENTS.items():
+            text = text.replace(key, argument)
+        return text
+
+    return [replace(each, path=named(each.path), why=named(each.why), fix=named(each.fix)) for each in problems]
 
 
 def trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]:

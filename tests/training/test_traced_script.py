@@ -120,6 +120,15 @@ def test_a_number_of_devices_that_makes_other_ranks_is_named() -> None:
         trainer.fit(Ordinary(), DataLoader(samples(), batch_size=4))
 
 
+def test_a_refusal_names_the_arguments_of_the_strategy() -> None:
+    with pytest.raises(RequestError, match=r"^microbatches = 5: must be a multiple .* Try microbatches=4\."):
+        PipelineStrategy(stages=2, schedule="interleaved_1f1b", microbatches=5)
+    strategy = PipelineStrategy(stages=1, boundaries=[99])
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
+    with pytest.raises(RequestError, match=r"^boundaries = \[99\]: 1 stages need 0 "):
+        trainer.fit(Ordinary(), DataLoader(samples(), batch_size=4))
+
+
 def test_a_refusal_is_told_without_frames(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     others: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
