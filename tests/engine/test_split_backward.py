@@ -381,7 +381,7 @@ def test_has_the_bits_of_a_full_backward_in_bf16(name: str) -> None:
         ("tied embedding", True, 4), ("convolutions", False, 4), ("used three times in a row", False, 3),
         ("experts", False, 2), ("recurrent", False, 0), ("recurrent cell", False, 2), ("weight norm", False, 3),
         ("chunked weight", False, 1), ("checkpoint", False, 3), ("identity", False, 0),
-        ("re-entrant checkpoint", False, 0), ("functions of weights", False, 2),
+        ("re-entrant checkpoint", False, 0), ("functions of weights", False, 2 if torch.__version__ >= "2.13" else 0),
     ],
 )  # fmt: skip
 def test_weights_that_wait(name: str, first: bool, waiting: int) -> None:

@@ -310,6 +310,10 @@ def ran_in(name: str, *, first: bool = False) -> tuple[Counter[str], Counter[str
     return in_i, copy.copy(RAN), waiting
 
 
+of_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="with torch before 2.13 functions of users stay in I")
+
+
+@of_2_13
 @pytest.mark.parametrize(
     ("name", "first", "in_i", "in_w", "waiting"),
     [
@@ -401,6 +405,7 @@ def test_nothing_is_left_after_w_without_the_collector(name: str) -> None:
     assert_leaves_nothing(case_of(name))
 
 
+@of_2_13
 @pytest.mark.usefixtures("without_collector")
 def test_w_keeps_the_weights_path_and_nothing_of_the_input_but_the_products_operands() -> None:
     """What a function of the weight saved, and gave, is kept; the input of the norm before the product is not."""

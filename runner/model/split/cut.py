@@ -21,10 +21,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+from torch.autograd.function import BackwardCFunction
+
 from runner.model.split.graph import Edge, Graph, Node, is_behind_hooks, is_leaf, is_view, order_of
 from runner.model.split.weight_formulas import WEIGHT_OPERANDS, Formula
 
 __all__ = ["Crossing", "Cut", "cut"]
+
+
+_OWN_FUNCTIONS_LAST = torch.__version__ >= "2.13"
+"""Whether the node of a function of the user's outlives the nodes above it; before, it ended with the last of them."""
 
 
 class Crossing(NamedTuple):
@@ -112,6 +119,8 @@ def _able(graph: Graph, own: Mapping[Node, int], refused: set[Node]) -> set[Node
 
 def _can_wait(node: Node) -> bool:
     """Hooks on a weight run on its whole gradient, once; tensors behind hooks are unpacked in one run of autograd."""
+    if isinstance(node, BackwardCFunction) and not _OWN_FUNCTIONS_LAST:
+        return False
     return not node.variable._backward_hooks if is_leaf(node) else not is_behind_hooks(node)
 
 

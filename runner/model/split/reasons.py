@@ -107,4 +107,5 @@ def _reason(made: Cut, node: Node, below: Node) -> str:
     if below not in made.in_i or is_leaf(below):
         hooks = is_leaf(below) and below.variable._backward_hooks
         return "it has a hook" if hooks else f"{name} takes it together with the layer's input"
-    return f"what lies between it and {name} cannot wait (hooks, or an order of sums that only one backward has)"
+    causes = "hooks, a function of its own with torch before 2.13, or an order of sums that only one backward has"
+    return f"what lies between it and {name} cannot wait ({causes})"
