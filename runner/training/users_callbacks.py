@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -71,12 +72,24 @@ def _problems(made: Callback, path: str, config: RunConfig) -> Iterator[Problem]
     if isinstance(made, EarlyStopping) and config.trainer.val_every is None:
         why = "It looks at validations, and there is one, at the end only"
         yield Problem(f"{path}.target", target, "needs trainer.val_every", why, "trainer.val_every=100")
+    for name, hook in _slips_of_hooks(type(made)):
+        why = f"Lightning calls no method {name}, so that it would do nothing"
+        yield Problem(f"{path}.target", target, f"must have its hook as {hook}", why)
+
+
+def _slips_of_hooks(kind: type[Callback]) -> Iterator[tuple[str, str]]:
+    """Methods of a callback that nothing calls, each with the hook of which its name is a slip of as many letters.
+
+    A longer name, such as that of a hook with a word more, and a method that the callback calls itself are its own.
+    """
     hooks = [name for name in dir(Callback) if name.startswith("on_")]
-    for name in dir(type(made)):
-        near = did_you_mean(name, hooks) if name.startswith("on_") and name not in hooks else None
-        if near is not None:
-            why = f"Lightning calls no method {name}, so that it would do nothing"
-            yield Problem(f"{path}.target", target, f"must have its hook as {near}", why)
+    methods = [method for each in kind.__mro__ for method in vars(each).values() if inspect.isfunction(method)]
+    called = {name for method in methods for name in method.__code__.co_names}
+    for name in dir(kind):
+        if name.startswith("on_") and name not in hooks and name not in called:
+            hook = did_you_mean(name, hooks)
+            if hook is not None and abs(len(hook) - len(name)) <= 1:
+                yield name, hook
 
 
 def monitor_problems(config: RunConfig, made: Sequence[Callback], *, validates: bool) -> Iterator[Problem]:
