@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
 from runner.plan.cut.values import Partition
-from runner.plan.memory.held import held_by_ranks
+from runner.plan.memory.held import Held, held_by_ranks
 from runner.plan.memory.stage_limit import StageMemoryLimit, bytes_of_one, running_bytes
 from runner.schedule.values import Schedule
 
@@ -29,6 +27,8 @@ class RankMemory:
     """
 
     def __init__(self, stages: StageMemoryLimit, schedule: Schedule, limits: Sequence[int]) -> None:
+        import numpy as np  # a plan of one stage per rank does without
+
         self._stages = stages
         self._held = [schedule.stages_of(rank) for rank in range(schedule.ranks)]
         # A row per moment of a rank: how often the bytes of one micro-batch of each stage are held. An order from list
@@ -52,7 +52,7 @@ class RankMemory:
     def _rank_peak(self, rank: int, *layers: tuple[int, int]) -> int:
         own = self._held[rank]
         stages = [self._of_stage(stage, *ends) for stage, ends in zip(own, layers, strict=True)]
-        held = int((self._moments[rank] @ np.concatenate([each.of_one for each in stages])).max())
+        held = int((self._moments[rank] @ [size for each in stages for size in each.of_one]).max())
         running, step = max(each.running for each in stages), sum(each.step for each in stages)
         return self._stages.held_bytes[own[0]] + sum(each.states for each in stages) + max(held + running, step)
 
@@ -60,13 +60,13 @@ class RankMemory:
         figures = self._stages.figures(first, last)
         states = self._stages.state_bytes(figures, stage)
         step = self._stages.step_bytes(figures)
-        return _StageBytes(np.array(bytes_of_one(figures)), running_bytes(figures), step, states)
+        return _StageBytes(bytes_of_one(figures), running_bytes(figures), step, states)
 
 
 class _StageBytes(NamedTuple):
     """What a stage needs with some layers, in bytes."""
 
-    of_one: np.ndarray[tuple[int], np.dtype[np.int64]]  # of a micro-batch, see bytes_of_one
+    of_one: Held  # of a micro-batch
     running: int
     step: int
     states: int
