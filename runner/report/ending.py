@@ -15,7 +15,7 @@ __all__ = ["files", "results"]
 
 _NOT_TOLD = ("steps", "trace")  # files for programs; they lie beside the others
 _NOTICEABLE = 0.1  # of the cores
-_OFF, _SPREAD = 0.1, 1.15  # a step from its prediction; the ninth tenth of the steps from the first
+_OFF = 0.1  # of a prediction, and of what was rehearsed
 _PARTS = ("planning", "start", "rehearsal", "counted_steps", "steps", "validation", "saving", "report")
 
 
@@ -52,16 +52,20 @@ def _others(record: RunRecord) -> Iterator[str]:
 
 
 def _unsteady(record: RunRecord) -> Iterator[str]:
-    """Yield why a step was not as long as it was predicted, where the speed of the cores has changed by itself."""
+    """Yield that a step was not as long as it was predicted because its forwards and backwards were not, either.
+
+    If they were as long as in the rehearsal, the prediction itself is wrong, and there is nothing to say for it.
+    """
     steps, compute = record.step_seconds, record.seconds.get("compute")
     predicted, rehearsed = steps.get("predicted"), record.extras.get(REHEARSED_COMPUTE)
     if not (predicted and rehearsed and compute and steps["median"]):
         return
-    ratio, spread = compute / rehearsed, steps["p90"] / steps["p10"]
-    if abs(steps["median"] / predicted - 1) > _OFF and (spread > _SPREAD or abs(math.log(ratio)) > math.log(_SPREAD)):
-        between = f"steps took {format_seconds(steps['p10'])} to {format_seconds(steps['p90'])}"
-        than = f"forwards and backwards {ratio:.2f} times what they took in the rehearsal"
-        yield f"these cores' own speed changes, with no other work on them: {between}, {than}"
+    step, part = steps["median"] / predicted - 1, compute / rehearsed - 1
+    if min(abs(step), abs(part)) > _OFF and step * part > 0:
+        than = f"forwards and backwards took {1 + part:.2f} times what they took in the rehearsal"
+        between = f"steps {format_seconds(steps['p10'])} to {format_seconds(steps['p90'])}"
+        causes = "this machine's own speed has changed, or what a step computes"
+        yield f"with no other work on these cores, {than}, {between}: {causes}"
 
 
 def _steps(count: int) -> str:
