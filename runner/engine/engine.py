@@ -415,17 +415,26 @@ class Engine:
             self._empty()
         return window
 
-    def rehearse(self, batch: StepBatch, windows: int) -> Timeline:
+    def rehearse(
+        self, batch: StepBatch, windows: int, again: Callable[[Timeline], int] = lambda measured: 0
+    ) -> Timeline:
         """Run training windows without their update, to measure; nothing changes, see :meth:`unchanged`.
 
+        Args:
+            batch: this rank's part of the batch of every window.
+            windows: how many to run.
+            again: how many to run after them, by their times; the same number on all ranks.
+
         Returns:
-            the times of these windows, which are not in the engine's own timeline.
+            the times of the windows that ran last, which are not in the engine's own timeline.
         """
         with self.unchanged() as kept:
             if kept.copies_late:
                 with kept.first_run():
                     self._rehearsed(batch, 1)
-            return self._rehearsed(batch, windows)
+            measured = self._rehearsed(batch, windows)
+            more = again(measured)
+            return self._rehearsed(batch, more) if more else measured
 
     @contextmanager
     def unchanged(self) -> Iterator[KeptState]:

@@ -54,14 +54,15 @@ def _others(record: RunRecord) -> Iterator[str]:
 def _unsteady(record: RunRecord) -> Iterator[str]:
     """Yield that a step was not as long as it was predicted because its forwards and backwards were not, either.
 
-    If they were as long as in the rehearsal, the prediction itself is wrong, and there is nothing to say for it.
+    If a prediction with their times of the run is wrong as well, there is nothing to say for it.
     """
     steps, compute = record.step_seconds, record.seconds.get("compute")
     predicted, rehearsed = steps.get("predicted"), record.extras.get(REHEARSED_COMPUTE)
     if not (predicted and rehearsed and compute and steps["median"]):
         return
     step, part = steps["median"] / predicted - 1, compute / rehearsed - 1
-    if min(abs(step), abs(part)) > _OFF and step * part > 0:
+    left = (1 + step) / (1 + part) - 1
+    if abs(step) > _OFF >= abs(left) and step * part > 0 and abs(part) > _OFF / 2:
         than = f"forwards and backwards took {1 + part:.2f} times what they took in the rehearsal"
         between = f"steps {format_seconds(steps['p10'])} to {format_seconds(steps['p90'])}"
         causes = "this machine's own speed has changed, or what a step computes"

@@ -83,3 +83,5 @@ def test_a_run_says_when_its_rehearsal_had_another_speed() -> None:
     assert told(0.186) == [f"with no other work on these cores, {than}: {causes}"]
     assert told(0.186, compute=0.1) == told(0.186, compute=0.08) == []  # the prediction itself is wrong
     assert told(0.14) == told(0.186, others=1.0) == []
+    assert "1.08 times" in told(0.158, compute=0.108)[0]
+    assert told(0.158, compute=0.104) == told(0.186, compute=0.108) == []  # too little of it

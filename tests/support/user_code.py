@@ -72,7 +72,7 @@ class Breaks(nn.Module):
         return {"none": None, "short": x[:, :7], "infinite": self.linear(x) * float("nan")}[self.what]
 
 
-def breaking(what: str, calls: int = 30) -> nn.Sequential:
+def breaking(what: str, calls: int = 78) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Breaks(what, calls), nn.Tanh(), nn.Linear(12, 5))
 
 
@@ -353,7 +353,7 @@ class Waits(nn.Module):
             if self.passes < 3
             else "step"
         )
-        if now == self.phase and (now != "step" or self.passes > 30):
+        if now == self.phase and (now != "step" or self.passes > 40):
             self.wait()
         return self.linear(x)
 

@@ -9,7 +9,7 @@ import thread_runs
 from user_project import make_directory, record, train
 
 PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=uniform")
-LATE = "trainer.max_steps=8"  # the layer breaks in its 31st forward, which is the third of step 8
+LATE = "trainer.max_steps=20"  # the layer breaks in its 79th forward, which is the third of step 20
 
 
 @pytest.mark.costly
@@ -45,7 +45,7 @@ def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     made = record(tmp_path / "run")
     assert made["status"] == "failed"
     assert "the layer is broken" in made["reason"]
-    assert made["steps"] == len(made["loss"]) == 7
+    assert made["steps"] == len(made["loss"]) == 19
 
 
 @pytest.mark.costly
@@ -54,10 +54,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tm
     done = train(make_directory(tmp_path), *PIPELINE, *broken)
     assert done.returncode == 1
     where = "first not finite: the output of layer 1 on stage 0, micro-batch 0"
-    assert f"step 8: the loss is nan; {where}; the weights are those of the step before" in done.stderr
+    assert f"step 20: the loss is nan; {where}; the weights are those of the step before" in done.stderr
     made = record(tmp_path / "run")
-    assert (made["status"], made["steps"]) == ("failed", 7)
-    assert len(made["loss"]) == 7
+    assert (made["status"], made["steps"]) == ("failed", 19)
+    assert len(made["loss"]) == 19
 
 
 @pytest.mark.costly

@@ -13,6 +13,7 @@ from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds, window_seconds
+from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
@@ -30,7 +31,9 @@ from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["measured_plan"]
 
-_REHEARSED_WINDOWS = 4
+_FEWEST_WINDOWS, _MOST_WINDOWS = 4, 12
+_MOST_SECONDS = 2.0
+"""Of windows beyond the fewest: a machine's speed is not the same for a second on end, so that a few tell little."""
 _MOST_BYTES_TO_COPY = 256 << 20
 _LATE = 1 << 62
 """A step after all steps that are summed without compression."""
@@ -47,7 +50,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
     """
     engine = strategy.engine
     assert engine is not None
-    measured = engine.rehearse(batch, _REHEARSED_WINDOWS)
+    measured = _rehearsed(strategy, engine, batch)
     plan = strategy.plan
     assert isinstance(plan, RunPlan)
     crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
@@ -67,6 +70,17 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
     seconds = _combine(ranks, plan.schedule.stages)
     flows_on = config.schedule.post_validation
     return replace(plan, time=measured_time(plan.program, plan.time.costs, seconds, post_validation=flows_on))
+
+
+def _rehearsed(strategy: EngineStrategy, engine: Engine, batch: StepBatch) -> Timeline:
+    """The times of as many windows as fit into a while, after a few that have warmed everything up."""
+
+    def again(measured: Timeline) -> int:
+        longest = max(map(float, strategy.all_gather_objects(window_seconds(measured))))
+        windows = min(_MOST_WINDOWS, int(_MOST_SECONDS / longest)) if longest > 0 else _MOST_WINDOWS
+        return windows if windows > _FEWEST_WINDOWS else 0
+
+    return engine.rehearse(batch, _FEWEST_WINDOWS, again)
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
