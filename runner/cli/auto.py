@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.files import write
-from runner.cli.length import length_notes
 from runner.config.compose.groups import shipped_conf
+from runner.config.compose.length_notes import length_notes
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from runner.plan.requested_schedule import resolve_request

@@ -13,8 +13,8 @@ from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.auto import compare, found_layout, plan_layout, words_with_batch
 from runner.cli.files import unwritable, write
-from runner.cli.length import length_notes
 from runner.cli.request import checked, jobs_of
+from runner.config.compose.length_notes import length_notes
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.cli.length import length_notes
+from runner.config.compose.length_notes import length_notes
 from runner.config.compose.resolve import resolve
 
 

@@ -250,3 +250,10 @@ def test_every_wrong_request_is_one_line(wrong: Any, said: str, tmp_path: Path, 
     with pytest.raises(ValueError, match=said) as refused:
         made(text_file(tmp_path), folder, **kwargs)
     assert "\n" not in str(refused.value)
+
+
+def test_a_plan_refuses_rows_that_are_all_for_validation(tmp_path: Path, folder: Path) -> None:
+    asked = {"path": str(text_file(tmp_path)), "tokenizer": str(folder), "length": 24}
+    build.spec(**asked, val_samples=23)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="val_samples = 24 of 24 documents leaves none for the training"):
+        build.spec(**asked, val_samples=24)  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.config.compose.length_notes import length_notes
 from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
@@ -88,7 +89,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)
     meet(config, plan.profile, first.training, first.validation)
-    for note in empty_microbatch_notes(config):
+    for note in [*empty_microbatch_notes(config), *length_notes(config)]:
         logger.warning("%s", note)
     compile_operators(config)
     return plan

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,7 @@ def build(**kwargs: Any) -> tuple[Rows, Rows | None]:
     assert request.path is not None
     tokens = _tokens(request, request.path)
     documents = np.unique(tokens.documents)
-    if len(documents) <= request.val_samples:
-        why = f"of {len(documents)} documents leaves none for the training"
-        raise ValueError(f"data.kwargs.val_samples = {request.val_samples} {why}")
+    _check_enough(request, len(documents))
     first_of_val = documents[-request.val_samples] if request.val_samples else documents[-1] + 1
     parts = tokens.documents < first_of_val, tokens.documents >= first_of_val
     train, val = (_rows(tokens, np.flatnonzero(part), request) for part in parts)
@@ -48,18 +47,31 @@ def build(**kwargs: Any) -> tuple[Rows, Rows | None]:
 
 
 def spec(**kwargs: Any) -> tuple[Any, torch.Tensor]:
-    """The longest row, in shapes and types; of the files and the tokenizer a row is read, and made into tokens."""
+    """The longest row, in shapes and types; of the files a few rows are read, and the first is made into tokens.
+
+    Raises:
+        ValueError: as by :func:`build`, as far as these rows tell.
+    """
     request = TextRequest(**kwargs)
     tokenizer_files(request.folder)
     encode = encoder(request, load_tokenizer(request.folder))
     for path in (request.path, request.validation):
         if path is not None:
-            first = next(read_rows(files_of(Path(path).expanduser()), request.columns), None)
-            if first is not None:
-                encode(first)
+            few = 1 + (request.val_samples if path == request.path else 0)
+            rows = list(islice(read_rows(files_of(Path(path).expanduser()), request.columns), few))
+            if rows:
+                encode(rows[0])
+                if path == request.path:
+                    _check_enough(request, len(rows))
     row = torch.zeros(request.length, dtype=torch.long)
     packed = {"input_ids": row, "position_ids": torch.zeros(request.length, dtype=torch.long)}
     return packed if request.layout == "packed" else row, torch.zeros(request.length, dtype=torch.long)
+
+
+def _check_enough(request: TextRequest, documents: int) -> None:
+    if documents <= request.val_samples:
+        why = f"of {documents} documents leaves none for the training"
+        raise ValueError(f"data.kwargs.val_samples = {request.val_samples} {why}")
 
 
 def beside_weights(**kwargs: Any) -> list[Path]:
