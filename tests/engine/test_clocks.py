@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from runner.engine.measure import clocks
 from runner.engine.measure.timeline import Event, Timeline
@@ -15,6 +18,8 @@ from runner.engine.measure.timeline import Event, Timeline
 
 class Late:
     """A clock of a device: moments are numbers of events; each event is passed half a second after the one before."""
+
+    behind = 0.0
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -102,3 +107,24 @@ def test_events_of_a_stream_are_counted_back_from_the_last(monkeypatch: pytest.M
     assert clock.seconds([]) == []
     assert asked == ["record"] * 3 + ["synchronize"]
     assert isinstance(clocks.clock_of(torch.device("cpu")), clocks.HostClock)
+
+
+def test_ranks_of_other_machines_tell_the_time_of_rank_0() -> None:
+    """The clocks of two machines began when these were started."""
+    store, found = HashStore(), {}
+
+    def rank(number: int, ahead: float) -> None:
+        found[number] = clocks.seconds_behind(store, number, 3, lambda: time.perf_counter() + ahead)
+
+    for _ in range(2):  # in the same store
+        threads = [threading.Thread(target=rank, args=each) for each in ((0, 0.0), (1, 5000.0), (2, 0.0))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found[1] == pytest.approx(-5000, abs=1)
+        assert found[0] == found[2] == 0.0  # the same clock is not moved by what messages take
+    assert clocks.seconds_behind(None, 0, 1) == 0.0
+    clock = clocks.HostClock()
+    clock.behind = -5000.0
+    assert clock.seconds([5001.5]) == [1.5]

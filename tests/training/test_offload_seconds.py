@@ -20,7 +20,7 @@ from runner.training.measure.measures import RankMeasures, seconds_of_median_ste
 class Ticks:
     """A clock that is one second further whenever it is read."""
 
-    now = 0
+    now, behind = 0, 0.0
 
     def moment(self) -> float:
         self.now += 1

@@ -12,8 +12,9 @@ from torch import Tensor
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
+from runner.engine.measure.clocks import seconds_behind
 from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds, window_seconds
-from runner.engine.measure.timeline import Timeline
+from runner.engine.measure.timeline import StepTimes, Timeline
 from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
@@ -28,6 +29,8 @@ from runner.plan.averaging import averaging_of
 from runner.plan.time.played import measured_time
 from runner.plan.values import RunPlan, StageSeconds
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.measure.measures import RankMeasures, bubble_ratio
+from runner.training.measure.shared import store_of_ranks
 
 __all__ = ["measured_plan"]
 
@@ -50,9 +53,12 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
     """
     engine = strategy.engine
     assert engine is not None
-    measured = _rehearsed(strategy, engine, batch)
     plan = strategy.plan
     assert isinstance(plan, RunPlan)
+    strategy.all_gather_objects(None)  # all are there, so that none waits for long in what follows
+    behind = seconds_behind(store_of_ranks(), strategy.global_rank, plan.topology.world_size)
+    engine.timeline.clock.behind = behind
+    measured = _rehearsed(strategy, engine, batch)
     crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
     own: dict[str, Any] = {
         "stages": {
@@ -63,13 +69,28 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
             for stage in engine.stages
         },
         "window": window_seconds(measured),
+        "spans": [(times.first_compute, times.last_compute, times.compute) for times in measured.steps[1:]],
+        "replica": strategy.replica,
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
         "reduce": {stage: _reduce_seconds(strategy, engine, stage) for stage in sorted(engine.stages)},
     }
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages)
     flows_on = config.schedule.post_validation
-    return replace(plan, time=measured_time(plan.program, plan.time.costs, seconds, post_validation=flows_on))
+    time = measured_time(plan.program, plan.time.costs, seconds, post_validation=flows_on)
+    shape = plan.schedule
+    flushed = not (flows_on or shape.is_asynchronous) and shape.windows == 1
+    if plan.has_bubble and flushed and shape.filling is None:
+        time = replace(time, bubble_ratio=_bubble(ranks, time.bubble_ratio))
+    return replace(plan, time=time)
+
+
+def _bubble(ranks: list[dict[str, Any]], played: float) -> float:
+    """The bubble of the rehearsed windows, whose actions take other times each; a played one lacks these waits."""
+    rows = [[StepTimes(-1, 0.0, 0.0, *span) for span in rank["spans"]] for rank in ranks]
+    measures = [RankMeasures(tuple(row), {}, rank["replica"], 0, {}) for rank, row in zip(ranks, rows, strict=True)]
+    found = bubble_ratio(measures, range(min(map(len, rows))))
+    return played if found is None else found
 
 
 def _rehearsed(strategy: EngineStrategy, engine: Engine, batch: StepBatch) -> Timeline:

@@ -50,7 +50,7 @@ def spec(**kwargs: Any) -> tuple[Any, torch.Tensor]:
     """The longest row, in shapes and types; of the files a few rows are read, and the first is made into tokens.
 
     Raises:
-        ValueError: as by :func:`build`, as far as these rows tell.
+        ValueError: these rows alone show that :func:`build` would raise it.
     """
     request = TextRequest(**kwargs)
     tokenizer_files(request.folder)
