@@ -113,6 +113,33 @@ def test_what_the_assistant_says_is_learned_and_its_end(tmp_path: Path, folder: 
     assert tokenizer.decode(inputs) + "</s>" == whole
 
 
+def test_a_template_that_marks_what_the_assistant_writes_is_followed(tmp_path: Path) -> None:
+    """It has no prompt of a generation to tell a turn's header from what is written after it."""
+    turn = "{{ message['content'] }}</s>"
+    marked = f"{{%- generation -%}}{turn}{{%- endgeneration -%}}"
+    choice = f"{{% if message['role'] == 'assistant' %}}{marked}{{% else %}}{turn}{{% endif %}}"
+    template = f"{{% for message in messages %}}<|{{{{ message['role'] }}}}|>{choice}{{% endfor %}}"
+    folder = tokenizer_folder(tmp_path / "marked", template=template)
+    said = [("user", "the cat"), ("assistant", "sat on"), ("user", "a dog"), ("assistant", "ran over")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in said]}]
+    train, _ = made(json_lines(tmp_path / "talk.jsonl", rows), folder, form="chat")
+    ((inputs, targets),) = sequences(train)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert words_of(tokenizer, targets) == "sat on</s>ran over</s>"
+    whole = "<|user|>the cat</s><|assistant|>sat on</s><|user|>a dog</s><|assistant|>ran over</s>"
+    assert tokenizer.decode(inputs) + "</s>" == whole
+
+
+def test_documents_without_anything_to_learn_are_told(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    talks = [[("user", "the cat"), ("assistant", "sat")], [("user", "a dog")], [("system", "sat")]]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in talk]} for talk in talks]
+    with caplog.at_level("INFO", logger="runner"):
+        made(json_lines(tmp_path / "talk.jsonl", rows), folder, form="chat")
+    assert "in 1 sequences of 3 documents; 2 of them have nothing to learn, and are left out" in caplog.text
+
+
 def test_files_of_every_kind_give_the_same(tmp_path: Path, folder: Path) -> None:
     import datasets
 
@@ -221,6 +248,15 @@ def a_template_that_changes_its_mind(tmp_path: Path) -> dict[str, Any]:
     return {"path": str(path), "tokenizer": str(folder), "form": "chat"}
 
 
+def messages_of_another_form(tmp_path: Path) -> dict[str, Any]:
+    talks = [{"role": "user", "content": "sat"}], [{"from": "gpt", "value": "sat"}]
+    return {"path": str(json_lines(tmp_path / "t.jsonl", [{"messages": each} for each in talks])), "form": "chat"}
+
+
+def messages_that_are_text(tmp_path: Path) -> dict[str, Any]:
+    return {"path": str(json_lines(tmp_path / "t.jsonl", [{"messages": "the cat sat"}])), "form": "chat"}
+
+
 WRONG: list[tuple[Any, str]] = [
     ({"path": "/nowhere/text.jsonl"}, "is not there"),
     ({"path": None}, "must name a file"),
@@ -240,6 +276,8 @@ WRONG: list[tuple[Any, str]] = [
     (two_kinds, "files of several kinds"),
     (a_broken_file, "cannot be read after row"),
     (no_template, "has none"),
+    (messages_of_another_form, r"document 2: message 1 of a conversation has no role .*: it has from, value"),
+    (messages_that_are_text, "document 1: a conversation must be a list of messages"),
     (a_template_that_changes_its_mind, "otherwise when others follow"),
 ]
 

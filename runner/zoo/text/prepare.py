@@ -23,7 +23,7 @@ __all__ = ["build", "spec"]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of the cached files; another number writes them anew
+_FORMAT = 2  # of the cached files; another number writes them anew
 
 
 def build(**kwargs: Any) -> tuple[Rows, Rows | None]:
@@ -121,30 +121,37 @@ def _write(request: TextRequest, files: list[Path], folder: Path) -> None:
         ValueError: no sequence has a target that counts.
     """
     encode = encoder(request, load_tokenizer(request.folder))
-    ends, documents, at = [], [], 0
+    ends, documents, at, document = [], [], 0, -1
     with (folder / "ids").open("wb") as ids_file, (folder / "counted").open("wb") as counted_file:
-        for document, (ids, counted) in _sequences(request, files, encode):
-            np.asarray(ids, dtype=np.int32).tofile(ids_file)
-            np.asarray(counted, dtype=np.uint8).tofile(counted_file)
-            at += len(ids)
-            ends.append(at)
-            documents.append(document)
+        for document, found in enumerate(_sequences(request, files, encode)):
+            for ids, counted in found:
+                np.asarray(ids, dtype=np.int32).tofile(ids_file)
+                np.asarray(counted, dtype=np.uint8).tofile(counted_file)
+                at += len(ids)
+                ends.append(at)
+                documents.append(document)
     if not ends:
         raise ValueError(f"{files[0].parent} gives no sequence with a token to learn")
     _as_array(folder, "ids", np.int32)
     _as_array(folder, "counted", np.uint8)
     np.save(folder / "ends.npy", np.asarray(ends, dtype=np.int64))
     np.save(folder / "documents.npy", np.asarray(documents, dtype=np.int64))
-    logger.info("%d tokens in %d sequences of %d documents", at, len(ends), documents[-1] + 1)
+    left_out = document + 1 - len(set(documents))
+    note = (
+        f"; {left_out} of them {'have' if left_out > 1 else 'has'} nothing to learn, and are left out"
+        if left_out
+        else ""
+    )
+    logger.info("%d tokens in %d sequences of %d documents%s", at, len(ends), document + 1, note)
 
 
-def _sequences(request: TextRequest, files: list[Path], encode: Any) -> Iterator[tuple[int, Sequence1d]]:
+def _sequences(request: TextRequest, files: list[Path], encode: Any) -> Iterator[list[Sequence1d]]:
+    """The sequences of each document, of which there may be none."""
     for document, row in enumerate(read_rows(files, request.columns)):
         try:
-            found = list(pieces(encode(row), request))
+            yield list(pieces(encode(row), request))
         except ValueError as error:
             raise ValueError(f"document {document + 1}: {error}") from error
-        yield from ((document, each) for each in found)
 
 
 def _as_array(folder: Path, name: str, dtype: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ Sequence1d = tuple[list[int], list[bool]]
 """Token ids, and for each whether the loss counts it where it is to be predicted."""
 
 _FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "spiece*", "special_tokens_map.json", "added_tokens.json")
+_MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")  # a template that says itself what the assistant writes
 _OF_TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 
 
@@ -69,7 +71,8 @@ def encoder(request: TextRequest, tokenizer: Any) -> Callable[[Mapping[str, Any]
         return lambda row: _of_completion(tokenizer, str(row[request.prompt]), str(row[request.completion]))
     if not tokenizer.chat_template:
         raise ValueError(f"data.kwargs.form = chat needs a tokenizer with a chat template: {request.folder} has none")
-    return lambda row: _of_chat(tokenizer, row[request.messages])
+    of_chat = _of_marked_chat if _MARKED.search(tokenizer.get_chat_template()) else _of_chat
+    return lambda row: of_chat(tokenizer, _shown(row[request.messages]))
 
 
 def alpaca_prompt(row: Mapping[str, Any]) -> str:
@@ -102,7 +105,36 @@ def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
-def _of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Sequence1d:
+def _shown(messages: Any) -> list[dict[str, Any]]:
+    """The messages without what a table's columns add to them.
+
+    Raises:
+        ValueError: they have no roles, so that none would be the assistant's.
+    """
+    if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
+        raise ValueError("a conversation must be a list of messages, each with a role and content")
+    shown = [{key: value for key, value in each.items() if value is not None} for each in messages]
+    for number, each in enumerate(shown):
+        if "role" not in each:
+            keys = ", ".join(each) or "nothing"
+            raise ValueError(f"message {number + 1} of a conversation has no role (user, assistant): it has {keys}")
+    return shown
+
+
+def _of_marked_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> Sequence1d:
+    """A token counts if it begins or ends in what the template marks as the assistant's."""
+    found = _templated(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    return list(found["input_ids"]), [bool(each) for each in found["assistant_masks"]]
+
+
+def _templated(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
+    try:
+        return tokenizer.apply_chat_template(messages, **how)
+    except Exception as error:  # of the template, which is code of the folder
+        raise ValueError(f"the chat template refuses a conversation: {type(error).__name__}: {error}") from error
+
+
+def _of_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> Sequence1d:
     """A token that has a part of what the assistant writes counts: also the end of its turn, but not the beginning."""
     text, spans = _written(tokenizer, messages)
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -110,20 +142,15 @@ def _of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Sequence1
     return list(found["input_ids"]), counted
 
 
-def _written(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+def _written(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
     """A conversation as text, and where in it the assistant writes."""
 
     def write(count: int, *, asks: bool = False) -> str:
-        shown = [{key: value for key, value in each.items() if value is not None} for each in messages[:count]]
-        try:
-            text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=asks)
-        except Exception as error:  # of the template, which is code of the folder
-            raise ValueError(f"the chat template refuses a conversation: {type(error).__name__}: {error}") from error
-        return str(text)
+        return str(_templated(tokenizer, messages[:count], tokenize=False, add_generation_prompt=asks))
 
     text, spans = write(len(messages)), []
     for number, message in enumerate(messages):
-        if message.get("role") != "assistant":
+        if message["role"] != "assistant":
             continue
         before, after = write(number, asks=True), write(number + 1)
         if not (text.startswith(before) and text.startswith(after)):
