@@ -33,12 +33,14 @@ from runner.launch.failure import RankFailure, is_interrupt, status_of, tell_tor
 from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.run.directory import OUTPUTS
+from runner.launch.run.going_on import short_path
 from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
 from runner.launch.run.machines import MachineFacts, smallest_machine
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, tell_plan, write_request
 from runner.launch.run.restart import failures_before, go_on, has_begun
 from runner.launch.run.same_stages import with_stages_before
+from runner.launch.run.show import show
 from runner.record import RunRecord, Status, finish_failed
 from runner.training.stop_signals import StopSignals
 
@@ -149,11 +151,19 @@ def _run_in(
     if failure is not None:  # the exception is released here, and with it the tensors that its frames held
         return _account(failure, config, run_dir, rank, step)
     if not stopped:
+        if rank == 0 and not config.launcher.wait:  # else the command that waits for the job does
+            _show_end(run_dir)
         return EXIT_OK
     if rank == 0:
         _hand_over(config, run_dir, step, signals)
     _leave_together(store, rank)
     return EXIT_PREEMPTED
+
+
+def _show_end(run_dir: Path) -> None:
+    record = RunRecord.load(run_dir)
+    if record.status == "ok":
+        show(record, short_path(run_dir))
 
 
 def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, step: QueuedStep | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from subprocess import PIPE
 
 import launch_helpers
 import pytest
@@ -19,20 +19,28 @@ from runner.record import RunRecord
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2")
 
 
-def _as_torchrun_does(directory: Path, entry: str, *overrides: str) -> list[tuple[int, str]]:
-    """Exit status and standard error of two processes with the variables and the store that torchrun's ranks have."""
+def _as_torchrun_does(
+    directory: Path, entry: str, *overrides: str, outputs: list[str] | None = None
+) -> list[tuple[int, str]]:
+    """Exit status and standard error of two processes with the variables and the store that torchrun's ranks have.
+
+    Args:
+        outputs: takes what each of them writes to standard output.
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "0"}
     variables |= {"TORCHELASTIC_RESTART_COUNT": "0"}
     line, environment = command("train", *overrides, entry=entry), launch_helpers.environment()
     ranks = [
-        Warm(line, cwd=directory, env={**environment, **variables, "RANK": rank, "LOCAL_RANK": rank}, stdout=DEVNULL,
+        Warm(line, cwd=directory, env={**environment, **variables, "RANK": rank, "LOCAL_RANK": rank}, stdout=PIPE,
              stderr=PIPE, text=True)
         for rank in ("0", "1")
     ]  # fmt: skip
-    told = [rank.communicate(timeout=150)[1] for rank in ranks]
-    return [(rank.returncode, said) for rank, said in zip(ranks, told, strict=True)]
+    told = [rank.communicate(timeout=150) for rank in ranks]
+    if outputs is not None:
+        outputs += [out for out, _ in told]
+    return [(rank.returncode, said) for rank, (_, said) in zip(ranks, told, strict=True)]
 
 
 @pytest.mark.costly
@@ -52,7 +60,9 @@ def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
 
 
 def test_the_ranks_share_one_directory_that_rank_0_made(tmp_path: Path) -> None:
-    assert [status for status, _ in _as_torchrun_does(tmp_path, "succeed", *PIPELINE)] == [0, 0]
+    outputs: list[str] = []
+    assert [status for status, _ in _as_torchrun_does(tmp_path, "succeed", *PIPELINE, outputs=outputs)] == [0, 0]
+    assert ["predicted | measured" in out for out in outputs] == [True, False], "one rank tells how the run ended"
     (run_dir,) = (tmp_path / "outputs" / "run").iterdir()
     assert (run_dir / "total.txt").read_text() == "3.0"
     assert RunRecord.load(run_dir).status == "ok"
