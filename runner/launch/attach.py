@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +33,7 @@ from runner.errors import (
 from runner.launch.failure import RankFailure, is_interrupt, status_of, tell_torchrun
 from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
+from runner.launch.run.common_place import leave_mark, sees_mark
 from runner.launch.run.directory import OUTPUTS
 from runner.launch.run.going_on import short_path
 from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
@@ -52,8 +54,12 @@ __all__ = ["QueuedStep", "attach", "grace_problems", "run_attached", "world_size
 logger = logging.getLogger(__name__)
 
 _VERDICT = "runner/verdict"
-_READY = "runner/ready"
+_MARK = "runner/mark"
+_BLIND = "runner/blind"
+_LOOKED = "runner/looked"
+_READY = "runner/ready"  # the rank's machine has what the run needs
 _HANDED_OVER = "runner/handed_over"
+_SEEING_SECONDS = 60.0  # a machine may remember for a while that a file of another one was not there
 _PREPARING = timedelta(hours=1)  # rank 0 may have to measure a model's layers first
 _HANDING_OVER = timedelta(minutes=2)
 
@@ -121,6 +127,7 @@ def run_attached(
         machine = smallest_machine(config, store, rank, int(os.environ["WORLD_SIZE"]), _PREPARING)
         begin = _Beginning(config, step, command, place_is_made, held, machine)
         run_dir, resume = _agreed_place(begin, store, rank)
+        _meet(store, rank, run_dir)
         return _run_in(run_dir, replace(config, resume=resume), step, store, entry=entry, signals=signals)
 
 
@@ -137,7 +144,7 @@ def _run_in(
     config = replace(config, run_dir=str(run_dir))
     if rank > 0:
         compile_operators(config)  # rank 0 has compiled them on its machine already
-    _meet(store, rank)
+    _wait_for_all(store, rank, _READY)
     failure: RankFailure | None = None
     try:
         with process_group(config, store):
@@ -267,11 +274,37 @@ def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Pa
     raise kind(verdict["message"])
 
 
-def _meet(store: Store | None, rank: int) -> None:
-    """Wait until every rank's machine has what the run needs; the time-out of collective operations is too short."""
+def _meet(store: Store | None, rank: int, run_dir: Path) -> None:
+    """Wait until all ranks see the file that rank 0 leaves in the run directory.
+
+    Raises:
+        RequestError: a rank does not see it; raised on every rank.
+    """
+    if store is None:
+        return
+    if rank == 0:
+        store.set(_MARK, leave_mark(run_dir))
+    store.wait([_MARK], _PREPARING)
+    mark = store.get(_MARK).decode()
+    if rank > 0 and not sees_mark(run_dir, mark, _SEEING_SECONDS):
+        store.set(_BLIND, f"rank {rank} on {socket.gethostname()}")
+    _wait_for_all(store, rank, _LOOKED)
+    if rank == 0:
+        (run_dir / mark).unlink(missing_ok=True)
+    if store.check([_BLIND]):
+        why = f"{store.get(_BLIND).decode()} does not see what rank 0 has written there"
+        fix = "run_dir=DIRECTORY with one on a file system that they share"
+        problem = Problem("run_dir", str(run_dir), "must be a directory that all machines of the run see", why, fix)
+        if rank == 0:
+            _finish(run_dir, "failed", problem.line())
+        raise RequestError([problem])
+
+
+def _wait_for_all(store: Store | None, rank: int, event: str) -> None:
+    """Wait until every rank has come so far; the time-out of collective operations is too short."""
     if store is not None:
-        store.set(f"{_READY}/{rank}", "")
-        store.wait([f"{_READY}/{one}" for one in range(int(os.environ["WORLD_SIZE"]))], _PREPARING)
+        store.set(f"{event}/{rank}", "")
+        store.wait([f"{event}/{one}" for one in range(int(os.environ["WORLD_SIZE"]))], _PREPARING)
 
 
 def _tell(store: Store | None, verdict: dict[str, Any]) -> None:
