@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -201,14 +201,22 @@ def check_value(annotation: Any, value: object, path: str, *, where: str = "") -
     if converted is not None:
         return converted, []
     why = f"It is {_kind(value)}" + (f"; an entry is set by {path}.NAME=VALUE" if origin is dict and not where else "")
-    return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", why)]
+    fix = _as_entry(arguments[0], value, path) if origin is list and not where else ""
+    return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", why, fix)]
+
+
+def _as_entry(annotation: Any, value: object, path: str) -> str:
+    """The override for a single value where a list is wanted, or for a number of devices; empty if there is none."""
+    if path == "parallelism.devices" and isinstance(value, int) and value > 0:
+        return f"parallelism.ranks={value}"
+    return f"{path}=[{value}]" if isinstance(annotation, type) and isinstance(value, annotation) else ""
 
 
 def _retyped(result: tuple[object, list[Problem]], annotation: Any) -> tuple[object, list[Problem]]:
     value, problems = result
     if len(problems) == 1 and problems[0].rule.startswith("must be ") and get_origin(get_args(annotation)[0]) is None:
         only = problems[0]
-        problems = [Problem(only.path, only.value, f"must be {describe(annotation)}", only.why)]
+        problems = [replace(only, rule=f"must be {describe(annotation)}")]
     return value, problems
 
 
