@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import nn
 
-from runner.config.schema import RunConfig
+from runner.config.schema import ModelConfig, RunConfig
 from runner.errors import Problem, raise_problems
 from runner.model.adapter import names_of_base, target_problems
 from runner.model.embeddings import train_problems
 from runner.model.freeze import freeze_problems
 from runner.model.layers import LayerSource, StageModule
 from runner.model.load import LoadedModel, of_whole_model
-from runner.model.pretrained.files import CONFIG, has_architecture, stored_tensors
+from runner.model.pretrained.files import CONFIG, has_architecture, is_folder, stored_tensors
 from runner.model.pretrained.fill import all_names
 from runner.model.pretrained.two_of_one import differing_problems
 from runner.model.pretrained.weights import PretrainedWeights
@@ -51,6 +51,8 @@ def _differences(config: RunConfig, stored: Collection[str], loaded: LoadedModel
     foreign = config.model.config_file is None and not set(stored) & set(own)
     if foreign and has_architecture(str(config.model.pretrained)):
         return [_told_otherwise(config, "None of its tensors has a name of this model")]
+    if problems and (folder := _folder_meant(config.model)) is not None:
+        return [_file_for_folder(config, folder)]
     if not problems:
         for name in getattr(loaded.made, "untied", ()):
             told = "%s is trained as a weight of its own: the files hold another tensor than that which it is tied to"
@@ -86,6 +88,20 @@ def _told_otherwise(config: RunConfig, what: str) -> Problem:
     rule = f"must hold weights of model={config.model.name}"
     why = f"{what}, and this model does not read the architecture that {CONFIG} names"
     return Problem("model.pretrained", config.model.pretrained, rule, why, "model=huggingface")
+
+
+def _folder_meant(model: ModelConfig) -> Path | None:
+    """The folder of the named file, if the model's sizes stand there and were not read, because a file was named."""
+    folder = Path(str(model.pretrained)).parent
+    named_file = model.config_file is not None and not is_folder(str(model.pretrained))
+    return folder if named_file and (folder / str(model.config_file)).is_file() else None
+
+
+def _file_for_folder(config: RunConfig, folder: Path) -> Problem:
+    """A single problem instead of one for each tensor, whose advice would be to leave the weights fresh."""
+    rule = f"must fit the model that model={config.model.name} makes"
+    why = f"A file names no architecture; {config.model.config_file} beside it does, and is read with the folder"
+    return Problem("model.pretrained", config.model.pretrained, rule, why, f"model.pretrained={folder}")
 
 
 def pattern_problems(config: RunConfig) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from covering import sampled
 from layouts import make_engine, part_of
-from pretrained_folders import ARCHITECTURES, Architecture
+from pretrained_folders import ARCHITECTURES, SIZES, Architecture
 from torch.nn import functional
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig, TrainerConfig
@@ -184,6 +185,17 @@ def test_two_stages_read_what_they_hold(tmp_path: Path, monkeypatch: pytest.Monk
         read.clear()
         stage = build_stage(layers, first, last)
         assert sorted(read) == sorted(stage.global_state())
+
+
+def test_a_file_beside_its_configuration_is_told_to_be_read_with_it(tmp_path: Path) -> None:
+    """A file names no sizes: the advice for each tensor that is missing was to leave it fresh."""
+    folder = ARCHITECTURES["llama"].save(tmp_path / "llama")
+    config = request("llama", sorted(folder.glob("*.safetensors"))[0])
+    model = replace(config.model, kwargs={"model_type": "gpt2", **SIZES})
+    (problem,) = pretrained_problems(replace(config, model=model))
+    assert problem.fix == f"model.pretrained={folder}"
+    (folder / "config.json").unlink()
+    assert len(pretrained_problems(replace(config, model=model))) > 1
 
 
 MATRIX = [(name, pipeline) for name in ARCHITECTURES for pipeline in (1, 2, 4)]
