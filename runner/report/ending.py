@@ -48,7 +48,7 @@ def _others(record: RunRecord) -> Iterator[str]:
     if cores > _NOTICEABLE * count:
         yield f"other work had {cores:.1f} of {count} cores meanwhile: on a quiet machine times are shorter than these"
     else:
-        yield from _unsteady(record)
+        yield from list(_unsteady(record)) or _parts(record)
 
 
 def _unsteady(record: RunRecord) -> Iterator[str]:
@@ -67,6 +67,24 @@ def _unsteady(record: RunRecord) -> Iterator[str]:
         between = f"steps {format_seconds(steps['p10'])} to {format_seconds(steps['p90'])}"
         causes = "this machine's own speed has changed, or what a step computes"
         yield f"with no other work on these cores, {than}, {between}: {causes}"
+
+
+def _parts(record: RunRecord) -> Iterator[str]:
+    """Yield what a step was made of that was not as long as predicted, where nothing else says why."""
+    steps, rehearsed = record.step_seconds, record.extras.get(REHEARSED_COMPUTE)
+    median, predicted = steps.get("median"), steps.get("predicted")
+    if not (median and predicted and rehearsed) or abs(predicted / median - 1) <= _OFF:
+        return
+
+    def took(*parts: str) -> str:
+        return format_seconds(sum(record.seconds.get(part) or 0.0 for part in parts))
+
+    yield (
+        f"a step's {format_seconds(median)}: forwards and backwards {took('compute')} "
+        f"({format_seconds(rehearsed)} in the rehearsal), messages, waiting and update "
+        f"{took('communication', 'bubble', 'optimizer', 'offload')}, data, callbacks and the rest "
+        f"{took('data', 'callbacks', 'rest')} (both {format_seconds(max(0.0, predicted - rehearsed))} in the rehearsal)"
+    )
 
 
 def _steps(count: int) -> str:

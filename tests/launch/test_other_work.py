@@ -76,7 +76,7 @@ def test_a_run_says_when_its_rehearsal_had_another_speed() -> None:
             extras={"rehearsed_compute_seconds": 0.1, "other_work": {"cores": others, "of": 2}},
             peak_memory_bytes={"kind": "tensor_bytes"},
         )
-        return [line for line in results(record) if "rehearsal" in line]
+        return [line for line in results(record) if "no other work" in line]
 
     than = "forwards and backwards took 1.42 times what they took in the rehearsal, steps 163 ms to 190 ms"
     causes = "this machine's own speed has changed, or what a step computes"
@@ -85,3 +85,21 @@ def test_a_run_says_when_its_rehearsal_had_another_speed() -> None:
     assert told(0.14) == told(0.186, others=1.0) == []
     assert "1.08 times" in told(0.158, compute=0.108)[0]
     assert told(0.158, compute=0.104) == told(0.186, compute=0.108) == []  # too little of it
+
+
+def test_a_step_that_nothing_explains_is_told_by_its_parts() -> None:
+    def told(predicted: float | None) -> list[str]:
+        seconds = {"compute": 0.003, "communication": 0.007, "bubble": 0.009, "optimizer": 0.001, "offload": 0.0}
+        record = RunRecord(
+            step_seconds={"all": [], "median": 0.028, "p10": 0.02, "p90": 0.03, "predicted": predicted},
+            seconds=seconds | {"data": 0.002, "callbacks": 0.003, "rest": 0.003},
+            extras={"rehearsed_compute_seconds": 0.0025, "other_work": {"cores": 0.0, "of": 2}},
+            peak_memory_bytes={"kind": "tensor_bytes"},
+        )
+        return [line for line in results(record) if line.startswith("a step's")]
+
+    assert told(0.0105) == [
+        "a step's 28 ms: forwards and backwards 3 ms (2.5 ms in the rehearsal), messages, waiting and update 17 ms, "
+        "data, callbacks and the rest 8 ms (both 8 ms in the rehearsal)"
+    ]
+    assert told(0.026) == told(None) == []
