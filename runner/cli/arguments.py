@@ -129,12 +129,15 @@ def _key_as_flag(name: str, inline: str | None, rest: deque[str]) -> Problem | N
 
     None if no key or group is meant: neither one of this name, nor a single one whose last part has it.
     """
-    from runner.config.compose.shape import key_paths
+    from runner.config.compose.shape import key_paths, type_at
 
     key = name.lstrip("-").replace("-", "_")
     is_value = inline is None and bool(rest) and "=" not in rest[0] and not rest[0].startswith("-")
     value = rest[0] if is_value else inline
     fix = _accepted(f"{key}={value}") if value else ""
+    if not value:  # a switch
+        found = [path for path in key_paths() if path.rpartition(".")[2] == key and type_at(path) is bool]
+        fix = f"{found[0]}=true" if len(found) == 1 else ""
     if not fix and key not in key_paths():
         return None
     if is_value:

@@ -98,6 +98,7 @@ def test_a_key_that_is_written_as_a_flag_takes_its_value(capsys: pytest.CaptureF
     told = _told("train", "--resume DIR", capsys)
     assert TRY.findall(told) == ["resume=DIR"]
     assert len(told.splitlines()) == 1
+    assert TRY.findall(_told("train", "--dry-run", capsys)) == ["launcher.dry_run=true"]
 
 
 def test_weights_and_models_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,8 @@ def test_a_model_brings_its_companions_unless_they_are_named() -> None:
     assert (config.data.name, config.loss.name) == ("random_regression", "mse")
     config = resolve(["model=mlp", "loss=custom", "loss.target=mine:loss"])
     assert (config.data.name, config.loss.target) == ("random_regression", "mine:loss")
+    own = ["optimizer.target=mine:Own", "model.target=mine:build", "data=random_regression"]
+    assert [resolve([*own, *more]).optimizer.name for more in ([], ["optimizer=adamw"])] == ["custom", "adamw"]
     assert resolve(["model=mlp", "data=random_tokens"]).data.name == "random_tokens"
 
 
@@ -170,6 +172,8 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),
         ("seed=null", "seed = null: must be a whole number. It is null."),
         ("trainer.progress=1", "trainer.progress = 1: must be true or false. It is a whole number."),
+        ("data.shuffle=no", "data.shuffle = no: must be true or false or null. It is text. Try data.shuffle=false."),
+        ("optimizer.lr=1e-3,", "optimizer.lr = 1e-3,: the value cannot be read. A number has nothing after it. Try optimizer.lr=1e-3."),
         ("resume=true", "resume = true: must be auto, a checkpoint or null. Try resume=auto."),
         ("optimizer.lr=true", "optimizer.lr = true: must be a number. It is true or false."),
         ("schedule.chunks=a", "schedule.chunks = a: must be a whole number or null. It is text."),

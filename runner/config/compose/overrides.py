@@ -76,7 +76,16 @@ def _unreadable(line: str) -> Problem:
         )
     if not equals:
         return Problem("argument", line, "an override is KEY=VALUE", why)
+    if (number := _number(value.rstrip(",;"))) is not None:
+        return Problem(key, value, "the value cannot be read", "A number has nothing after it", f"{key}={number}")
     return Problem(key, value, "the value cannot be read", why, f"'{key}=\"{value.strip(chr(34))}\"'")
+
+
+def _number(text: str) -> str | None:
+    try:
+        return text if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
 
 
 def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request, list[Problem]]:

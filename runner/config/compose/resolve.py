@@ -44,7 +44,7 @@ __all__ = [
 DEFAULT_RECIPE = "rudalle_tiny"
 
 # If one of these keys is given, the group's option `custom` is chosen.
-_TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "logger", "schedule")}
+_TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "optimizer", "logger", "schedule")}
 
 # Groups whose options may be kinds of a user's own, which need no name but their file's.
 _OF_USERS = ("optimizer", "compression", "schedule", "weight_prediction", "offload")

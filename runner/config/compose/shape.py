@@ -45,6 +45,10 @@ def key_paths(section: Any = RunConfig) -> tuple[str, ...]:
     return tuple(paths)
 
 
+_YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""What other tools take for true and false, as YAML 1.1 does."""
+
+
 def type_at(path: str) -> Any:
     """The annotation of the key ``path`` of a :class:`RunConfig`, or None if there is no such key."""
     annotation: Any = RunConfig
@@ -62,10 +66,10 @@ def type_at(path: str) -> Any:
 
 def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     """The problem of a key that the schema does not have, with a similar existing key that takes the value."""
-    found = meant(path, value)
-    if found is not None:
+    found, near = meant(path, value), _longer_name(path, value)
+    if near is None and found is not None:
         return _called_otherwise(path, value, found, where)
-    near = _nearest_path(path)
+    near = near or _nearest_path(path)
     if near is not None and not check_value(type_at(near), value, near)[1]:
         return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
     near = _nearest_section(path) if isinstance(value, Mapping) else None
@@ -93,6 +97,18 @@ def _called_otherwise(path: str, value: object, found: Meant, where: str) -> Pro
         takes = not check_value(type_at(found.key), ours, found.key)[1]
     why = f"{found.key}: {found.about}" if found.about else "" if takes else f"Here it is {found.key}"
     return Problem(where + path, _shown(value), "there is no such key", why, f"{found.key}={_shown(ours)}" * takes)
+
+
+def _longer_name(path: str, value: object) -> str | None:
+    """The only key of the section named in ``path`` whose name has all its words and more, if it takes the value.
+
+    So ``trainer.steps`` means ``trainer.max_steps``, and not the ``steps`` of another section.
+    """
+    section, _, last = path.rpartition(".")
+    words = set(last.split("_"))
+    near = [each for each in key_paths() if section and words < set(each.removeprefix(f"{section}.").split("_"))]
+    near = [each for each in near if each.rpartition(".")[0] == section]
+    return near[0] if len(near) == 1 and not check_value(type_at(near[0]), value, near[0])[1] else None
 
 
 def _nearest_path(path: str) -> str | None:
@@ -202,6 +218,8 @@ def check_value(annotation: Any, value: object, path: str, *, where: str = "") -
         return converted, []
     why = f"It is {_kind(value)}" + (f"; an entry is set by {path}.NAME=VALUE" if origin is dict and not where else "")
     fix = _as_entry(arguments[0], value, path) if origin is list and not where else ""
+    if annotation is bool and str(value) in _YAML_1_1 and not where:
+        fix = f"{path}={_YAML_1_1[str(value)]}"
     return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", why, fix)]
 
 
