@@ -16,7 +16,7 @@ from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
 from runner.model.figures import bare
 from runner.model.seeds import seeded
-from runner.model.targets import call_function, call_target, explained
+from runner.model.targets import call_function, call_target, explained, refuse_unknown_arguments
 from runner.targets import import_target, with_environment
 
 __all__ = [
@@ -258,6 +258,7 @@ def load_loss(config: LossConfig) -> LossFunction:
         )
         fix = f"an object of it in a module of yours, loss = {function.__name__}(), as loss.target=mine:loss"
         raise RequestError([Problem("loss.target", config.target, rule, why, fix)])
+    refuse_unknown_arguments("loss", function, config.kwargs)
     kwargs = with_environment(config.kwargs)
     return (lambda output, target: function(output, target, **kwargs)) if kwargs else function
 

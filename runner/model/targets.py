@@ -16,7 +16,16 @@ from runner.errors import Problem, RequestError, RunnerError, did_you_mean, rais
 from runner.model.seeds import seeded
 from runner.targets import import_target, with_environment
 
-__all__ = ["call_function", "call_target", "explained", "import_users_code", "in_short", "is_users_file", "users_line"]
+__all__ = [
+    "call_function",
+    "call_target",
+    "explained",
+    "import_users_code",
+    "in_short",
+    "is_users_file",
+    "refuse_unknown_arguments",
+    "users_line",
+]
 
 _MOST_LINES, _LONGEST = 3, 300
 
@@ -97,6 +106,24 @@ def is_users_file(filename: str) -> bool:
     """Whether code of this file is neither installed nor the runner's own."""
     installed = "site-packages" in filename or filename.startswith(("<", sysconfig.get_path("stdlib")))
     return not installed and Path(__file__).parents[1] not in Path(filename).parents
+
+
+def refuse_unknown_arguments(section: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse names in ``kwargs`` that a function does not take, where others of its arguments are given later.
+
+    Raises:
+        RequestError: an argument is unknown.
+    """
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if all(each.kind != each.VAR_KEYWORD for each in parameters.values()):
+        called = getattr(function, "__name__", function)
+        unknown = [key for key in kwargs if key not in parameters]
+        raise_problems(_unknown(section, key, kwargs[key], called, list(parameters)) for key in unknown)
 
 
 def _refuse_wrong_arguments(section: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
+from runner.config.schema import LossConfig
 from runner.errors import RequestError
+from runner.model.data import load_loss
 from runner.model.make import load_layers
 from runner.targets import import_target
 
@@ -50,3 +52,18 @@ def test_what_a_class_does_not_have_is_refused(target: str) -> None:
 def test_other_spellings_are_refused(target: str) -> None:
     told = [problem.line() for problem in rules(resolve([f"model.target={target}", "model=custom"]))]
     assert any(f"model.target = {target}: must be package.module:function" in line for line in told)
+
+
+def test_an_unknown_argument_of_a_loss_is_told_with_the_known_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def loss(output, target, delta=1.0): return output.mean()\ndef free(output, target, **more): return 0"
+    (tmp_path / "loss_library.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RequestError) as refused:
+        load_loss(LossConfig(target="loss_library:loss", kwargs={"deltta": 2.0}))
+    assert str(refused.value) == (
+        "loss.kwargs.deltta = 2.0: is no argument of loss. Its arguments are output, target, delta. "
+        "Try loss.kwargs.delta=2.0."
+    )
+    assert load_loss(LossConfig(target="loss_library:free", kwargs={"deltta": 2.0}))(0, 0) == 0
