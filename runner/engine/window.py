@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ class StepBatch:
     samples: int | None = None
     checksum: int | None = None
     place: Any = None
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Tell a user's hook that unpacks its batch where things are; an ``__iter__`` would make this a collection."""
+        where = "batch.inputs on ranks of the first stage, batch.targets on those of the last, None on others"
+        raise TypeError(f"the batch of a hook is this rank's part of a step, and no pair: it has {where}")
 
 
 @dataclass
