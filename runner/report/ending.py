@@ -11,7 +11,7 @@ from runner.config.perplexity import counts_tokens, perplexity
 from runner.config.units import format_bytes, format_seconds
 from runner.record import OTHER_WORK, REHEARSED_COMPUTE, RUN_SECONDS, RunRecord
 
-__all__ = ["files", "results"]
+__all__ = ["files", "other_times", "results"]
 
 _NOT_TOLD = ("steps", "trace")  # files for programs; they lie beside the others
 _NOTICEABLE = 0.1  # of the cores
@@ -21,7 +21,12 @@ _PARTS = ("planning", "start", "rehearsal", "counted_steps", "steps", "validatio
 
 def results(record: RunRecord) -> list[str]:
     """The lines that say how a complete run ended, what its time went to, and what memory its processes had."""
-    return [", ".join([_steps(record.steps), *_losses(record)]), *_times(record), *_others(record), *_processes(record)]
+    return [
+        ", ".join([_steps(record.steps), *_losses(record)]),
+        *_times(record),
+        *other_times(record),
+        *_processes(record),
+    ]
 
 
 def _times(record: RunRecord) -> Iterator[str]:
@@ -39,8 +44,8 @@ def _times(record: RunRecord) -> Iterator[str]:
     yield f"{format_seconds(sum(spent.values()))} in all: {told}"
 
 
-def _others(record: RunRecord) -> Iterator[str]:
-    """Yield what other work had of the cores, if ranks compute on these and that made their steps longer."""
+def other_times(record: RunRecord) -> Iterator[str]:
+    """Yield why steps took another time than predicted, as far as a record of ranks on a machine's cores says it."""
     found = record.extras.get(OTHER_WORK, {})
     cores, count = found.get("cores", 0.0), found.get("of", 0)
     if record.peak_memory_bytes.get("kind") != "tensor_bytes" or not count:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.printable import markdown_text
+from runner.report.ending import other_times
 from runner.report.figures import draw_figures
 from runner.report.order import in_order
 from runner.report.read import Report
@@ -66,7 +68,7 @@ def tables(found: Report, allowed: Collection[str] = ()) -> dict[str, TextTable]
         shown |= recipe_report(found, allowed).tables
     elif len(found.runs) == 1:
         record = found.runs[0].record
-        shown["predicted_measured"] = predicted_measured_table(record)
+        shown["predicted_measured"] = replace(predicted_measured_table(record), notes=tuple(other_times(record)))
         if any(value is not None for value in record.seconds.values()):
             shown["seconds"] = seconds_table(record)
     return shown

@@ -146,6 +146,7 @@ def test_a_single_run_has_all_its_tables(tmp_path: Path) -> None:
     _ok().save(tmp_path)
     found = report(tmp_path)
     assert list(tables(found)) == ["runs", "predicted_measured", "seconds"]
+    assert tables(found)["predicted_measured"].notes == ()
     written = {path.name for path in (tmp_path / "report").iterdir()}
     assert written >= {"seconds.csv", "predicted_measured.csv", "loss.png"}
     assert not found.is_sweep
@@ -223,3 +224,10 @@ def test_reading_a_report_imports_neither_torch_nor_matplotlib(sweep: Path) -> N
     )
     subprocess.run([sys.executable, "-c", program, str(sweep)], check=True)
     assert not (sweep / "report").exists()
+
+
+def test_a_report_of_a_run_says_as_the_run_does_why_times_are_others(tmp_path: Path) -> None:
+    others = {"other_work": {"cores": 1.5, "of": 2}}
+    _ok().replace(extras=others, peak_memory_bytes={"kind": "tensor_bytes"}).save(tmp_path)
+    text = tables(report(tmp_path))["predicted_measured"].markdown()
+    assert "- other work had 1.5 of 2 cores meanwhile: on a quiet machine times are shorter than these" in text
