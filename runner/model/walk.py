@@ -39,6 +39,8 @@ _FOREIGN = {
     "logging",
     "threading",
 }
+_OF_DEEPSPEED = "_external_params"
+"""Where DeepSpeed notes in the first forward which weights of others a module reads; the next ones count on it."""
 _FIXED = (int, float, complex, str, bytes, np.generic, type(None), PurePath, torch.dtype, torch.device, torch.Size)
 
 
@@ -168,7 +170,8 @@ class Walk:
         """Keep the variables of an object or a module."""
 
         def read() -> list[Any]:
-            return [part for key, each in value.items() if not str(key).startswith("__") for part in (key, each)]
+            kept = ((k, each) for k, each in value.items() if not str(k).startswith("__") and k != _OF_DEEPSPEED)
+            return [part for pair in kept for part in pair]
 
         def write(contents: list[Any]) -> None:
             for key in set(read()[::2]) - set(contents[::2]):

@@ -17,7 +17,7 @@ import zero_model
 from narrow import gradient, present
 from plain_onebit import plain_onebit
 from test_delayed_update import Explicitly
-from user_project import plain_result
+from user_project import STEPS, plain_result
 from zero_ranks import Result, train_groups
 
 from runner.config.compose.resolve import resolve
@@ -73,7 +73,9 @@ OPTIMIZED = {
     "blocks_resumed": (*FEW_BITS, "optimizer=adam8bit", "zero.stage=2", "resume={blocks}"),
 }
 COUNTED = {"counted": (*DATA, "schedule.microbatches=2", "zero.stage=2", "loss.target=user_code:counted")}
-TWO = {**EXACT, **(DRIVE if has_libaio() else {}), **NARROW, **LATE, **BYTES, **PEAKS, **OPTIMIZED, **COUNTED}
+EARLY = (*DATA, "zero.stage=3", "model.target=zero_model:placed", "trainer.val_every=1")
+PLACED = {"placed": EARLY, "placed_in_time": (*EARLY, "zero.config={settings}")}
+TWO = {**PLACED, **EXACT, **(DRIVE if has_libaio() else {}), **NARROW, **LATE, **BYTES, **PEAKS, **OPTIMIZED, **COUNTED}
 
 GRID = (*CLIPPED, "parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]")  # one cut for all: of sizes
 FROZEN = (*GRID, "trainer.freeze=[0.*]")
@@ -94,6 +96,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """All runs; those that go on do it from another run's second step."""
     place = tmp_path_factory.mktemp("zero")
     saved = {name: place / name / "checkpoints" / "step-2.ckpt" for name in (*TWO, *FOUR)}
+    saved["settings"] = place / "settings.json"
+    saved["settings"].write_text('{"zero_optimization": {"stage3_prefetch_bucket_size": 0}}')
     groups = [
         (
             ranks,
@@ -155,6 +159,22 @@ def test_every_stage_is_the_plain_loop_and_offload_changes_no_bit(found: dict[st
             assert_same(found[name], found[name[:6]])
     counted = expected(loss=user_code.counted, samples=24, count=2)
     assert_close(found["counted"], counted)
+
+
+@torch.no_grad()
+def test_a_weight_that_a_module_reads_of_another_one_is_there(found: dict[str, Result]) -> None:
+    """What DeepSpeed has noted of it in the rehearsal holds in steps and validations; else it fetches it too late."""
+    samples = user_code.points()[1].tensors
+    validated = []
+    for steps in range(1, STEPS + 1):
+        with torch.enable_grad():
+            plain = expected(model=zero_model.placed, samples=24, steps=steps, count=1)
+        model = zero_model.placed()
+        model.load_state_dict(plain[1])
+        validated.append(user_code.mean(model(samples[0]), samples[1]).item())
+    for name in PLACED:
+        assert_close(found[name], plain)
+        assert [loss for _, loss in found[name].record["val_loss"]] == pytest.approx(validated, rel=2e-6)
 
 
 def test_narrow_formats_are_the_plain_loop_to_their_rounding(found: dict[str, Result]) -> None:

@@ -31,6 +31,8 @@ def gathered_weights(sharding: DeepSpeedStage, *, write: bool = False) -> Abstra
         return nullcontext()
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
+    # A validation's forwards fetch ahead what backwards would use; nothing may be on its way while all is gathered.
+    sharding.optimizer.checkpoint_event_prologue()
     context: AbstractContextManager[Any] = GatheredParameters(
         list(sharding.module.parameters()), modifier_rank=0 if write else None
     )
