@@ -102,8 +102,12 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each folder's costly cases the commit draws one in five; the others are ``full``. A named file runs whole."""
-    if any(Path(argument.split("::")[0]).is_file() for argument in config.args):
+    """Of each folder's costly cases the commit draws one in five; the others are ``full``.
+
+    What is named runs whole: a file, or by ``-k`` the cases of one kind in all files. ``-k "not NAME"`` names nothing.
+    """
+    names_cases = config.option.keyword and not config.option.keyword.startswith("not ")
+    if names_cases or any(Path(argument.split("::")[0]).is_file() for argument in config.args):
         return
     costly: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
