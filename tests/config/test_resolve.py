@@ -15,7 +15,9 @@ from runner.config.compose.resolve import DEFAULT_RECIPE, resolve, resolve_sweep
 from runner.config.rules.sections import KNOWN_NAMES, rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.weights import WEIGHT_STRATEGIES
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
 # What an option needs besides its name to be a right request.
@@ -83,6 +85,19 @@ def test_every_option_says_what_it_is_and_takes_its_own_name() -> None:
         assert text.startswith("# "), f"{group}/{name}"
         if group not in (RECIPE, "callbacks") and name != "dapple":  # those of callbacks are keys, several at once
             assert re.search(rf"^name: \"?{name}\"?$", text, re.MULTILINE), f"{group}/{name}"
+
+
+def test_every_strategy_of_moves_has_an_option_that_asks_for_it() -> None:
+    """``name`` names the option alone: without ``activations`` or ``weights`` it would move nothing."""
+    asked: dict[str, set[str]] = {"activations": {"none"}, "weights": {"none"}}
+    for name in options("offload", (shipped_conf(),)):
+        section = resolve([f"offload={name}", "model=mlp"]).offload
+        for key, found in asked.items():
+            strategy: str = getattr(section, key)
+            found.add(strategy)
+            assert not name.startswith(f"{key}_") or name == f"{key}_{strategy}"
+    assert asked["activations"] == {"none", "save_on_cpu", *OFFLOADS}
+    assert asked["weights"] == {"none", *WEIGHT_STRATEGIES} - set(OFFLOADS)
 
 
 def test_the_default_recipe_applies_when_model_data_and_recipe_are_unnamed() -> None:
