@@ -15,7 +15,7 @@ from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
-from runner.optim.catalogue.registry import OPTIMIZERS
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
 
 @functools.cache
@@ -83,7 +83,7 @@ BROKEN = [
         f"activation_checkpoint.name = ful: must be one of {', '.join((*STRATEGIES, 'custom'))}. "
         "Try activation_checkpoint=full.",
     ),
-    ("compression.name=powersdg", "compression.name = powersdg: must be one of fp16, bf16, powersgd, gradzip, none, qsgd, signsgd, topk, randomk. Try compression=powersgd."),
+    ("compression.name=powersdg", f"compression.name = powersdg: must be one of {', '.join(COMPRESSORS)}. Try compression=powersgd."),
     ("compression=topk compression.density=2 parallelism.data=2", "compression.density = 2.0: must lie above 0 and not above 1. Try compression.density=0.01."),
     ("compression.rank=2", "compression.rank = 2: belongs to compression=powersgd or gradzip. It has no meaning for none. Try compression.rank=null."),
     ("compression=bf16 precision=bf16_master parallelism.data=2", "compression.name = bf16: must be another with precision=bf16_master. Gradients have 16 bits already. Try compression=none."),
