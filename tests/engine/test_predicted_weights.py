@@ -28,6 +28,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from runner.config.schema import OptimizerConfig, RunConfig, ScheduleConfig, WeightPredictionConfig
+from runner.model.live_tracker import LiveTracker
 from runner.optim.catalogue.drift import DRIFT
 from runner.optim.catalogue.registry import PREDICTIONS, optimizer_of
 from runner.optim.forecast import Forecast
@@ -255,6 +256,22 @@ def test_a_prediction_is_nearer_to_later_weights_than_those_of_now(name: str, op
     for _ in range(2):
         _step_down(made, weight)
     assert torch.dist(ahead, weight.detach()) < 0.9 * torch.dist(now, weight.detach())
+
+
+@pytest.mark.parametrize("name", dict(FITTING))
+def test_a_prediction_makes_as_many_tensors_as_its_kind_says(name: str) -> None:
+    """The most that are alive at once, with any optimizer that fits."""
+    peaks = list[float]()
+    for optimizer in (each for prediction, each in FITTING if prediction == name):
+        weight = nn.Parameter(torch.ones(1000, 3))
+        made = optimizer_of(SECTIONS[optimizer]).make(SECTIONS[optimizer], [weight])
+        forecast = Forecast(PREDICTIONS[name], made)
+        for _ in range(2):
+            _step_down(made, weight)
+        with LiveTracker() as tracker:
+            forecast.predict(weight, 2, newest=2, step=2)
+        peaks.append(tracker.peak / weight.nbytes)
+    assert max(peaks) == pytest.approx(PREDICTIONS[name].temporaries, abs=0.01)
 
 
 def _step_down(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:

@@ -112,7 +112,7 @@ class PredictionKind:
             in this way, or None.
         flushed_gap: the gap in a flushed schedule if the request gives none; None: it must give one.
         whole_steps: whether the gap must be a whole number.
-        temporaries: tensors of the size of the largest parameter that a prediction makes and drops.
+        temporaries: the most tensors of a parameter's size that a prediction has made and not yet dropped, at any time.
         reads: entries of a weight's optimizer state that the formula reads instead of the optimizer's motion.
     """
 
