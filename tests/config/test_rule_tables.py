@@ -209,7 +209,7 @@ def test_every_rule_has_a_request_that_breaks_it() -> None:
         for rule in table.rules
         if not any(list(replace(table, rules=(rule,)).problems(config)) for config in requests)
     ]
-    assert never == []
+    assert never == [], "add a request that breaks it to COMBINED above"
 
 
 def test_every_problem_is_a_rules() -> None:

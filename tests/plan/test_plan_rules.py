@@ -114,7 +114,7 @@ def test_every_rule_between_a_request_and_its_schedule_has_a_request_that_breaks
         for rule in table.rules
         if not any(list(replace(table, rules=(rule,)).problems(each)) for each in asked)
     ]
-    assert never == []
+    assert never == [], "add a request that breaks it to REQUESTS above"
 
 
 def test_every_rule_that_needs_no_schedule_has_a_request_that_breaks_it() -> None:
