@@ -428,6 +428,8 @@ def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.M
     for words in (["offload=every_second"], ["offload=largest"], ["weight_prediction=ahead", *MOMENTUM]):
         gap = ["weight_prediction.gap=1"] if "weight_prediction=ahead" in words else []
         assert main(["plan", *LAYOUT, *words, *gap, "--json"]) == 0
+    imports = [line for line in generator.splitlines() if line.startswith("from ")]
+    assert imports == sorted(imports)  # or the linter would refuse the copy
     shipped: dict[str, Any] = {}
     exec(generator, shipped)
     assert shipped["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions
