@@ -142,6 +142,7 @@ COMBINED: list[dict[str, Any]] = [
         "compression.name": "halves", "compression.target": "halved_sums:STRICT", "compression.kwargs": {"kep": 1},
         "zero.stage": 1, "optimizer.name": "onebit_adam", "precision.name": "fp16", "trainer.threads": 2,
     },
+    {"compression.name": "halves", "compression.target": "halved_sums:KIND", "compression.kwargs": {"keep": 7}},
     {"approximate_backward.bits": 3, "approximate_backward.ratio": 0.5}, {"approximate_backward.name": "both"},
     {"approximate_backward.name": "both", "approximate_backward.bits": 5, "approximate_backward.ratio": 1.0},
     {"approximate_backward.name": "both", "compile": True, "optimizer.name": "kfac", "precision.name": "fp4_emulated"},
@@ -261,6 +262,12 @@ def test_words_name_facts() -> None:
 def test_a_sections_value_is_its_options_name() -> None:
     row: Row[RunConfig] = Row("activation_checkpoint", lambda c: True, "must be another")
     assert [problem.value for problem in row.problems(RunConfig())] == ["none"]
+
+
+def test_an_argument_of_a_guest_is_named_as_a_key_is() -> None:
+    row: Row[RunConfig] = Row("compression.kwargs.every", lambda c: c.compression.kwargs.get("every") != 4, "must be 4")
+    given = request({"compression.kwargs": {"every": 0}})
+    assert [problem.value for each in (RunConfig(), given) for problem in row.problems(each)] == [None, 0]
 
 
 def test_a_condition_holds_for_a_whole_table_or_for_some_of_its_rows() -> None:

@@ -143,6 +143,7 @@ def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path) -> No
         ("optimizer=onebit_adam",): "optimizer.name",
         ("precision=fp16_mixed",): "precision.name",
         ("+compression.kwargs.kep=false",): "compression.kwargs.kep",
+        ("+compression.kwargs.keep=7",): "compression.kwargs.keep",
     }
     for more, path in refused.items():
         (problem,) = told(project, *asked, *more)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from runner.config.compose.shape import check_value
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table
 from runner.config.rules.values import at_least
@@ -90,9 +92,19 @@ def _unknown_keys(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"compression.kwargs.{key}", value, "there is no such key", why, fix)
 
 
-def _own_rules(config: RunConfig) -> Iterator[Problem]:
+def _mistyped_values(config: RunConfig) -> Iterator[Problem]:
     kind = find_compression(config.compression)
-    for table in kind.rules if kind is not None else ():
+    for key, default in (kind.keys or {}).items() if kind is not None else ():
+        if key in config.compression.kwargs and type(default) in (bool, int, float, str):
+            path, shown = f"compression.kwargs.{key}", str(default).lower() if isinstance(default, bool) else default
+            for problem in check_value(type(default), config.compression.kwargs[key], path)[1]:
+                yield problem if problem.fix else replace(problem, fix=f"{path}={shown}")
+
+
+def _own_rules(config: RunConfig) -> Iterator[Problem]:
+    """Those of the compressor, which rely on the types of its keys."""
+    kind = find_compression(config.compression)
+    for table in kind.rules if kind is not None and not any(_mistyped_values(config)) else ():
         yield from table.problems(config)
 
 
@@ -107,6 +119,7 @@ _KEYS: Table[RunConfig] = Table(
             fix="compression.name=mine",
         ),
         Computed("compression.kwargs", _unknown_keys, "must be keys that the compressor has"),
+        Computed("compression.kwargs", _mistyped_values, "must be values of the types of the defaults"),
     ),
 )
 

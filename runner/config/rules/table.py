@@ -7,7 +7,7 @@ A rule reads *facts*, an object that holds everything that the rule may need. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from string import Formatter
 from typing import Any, Generic, TypeVar
@@ -129,10 +129,10 @@ def worded(path: str, rule: str, why: str, source: str) -> str:
 
 
 def value_at(facts: object, path: str) -> Any:
-    """The value of a key of the request; for a section, the name of its option."""
+    """The value of a key of the request; for a section, the name of its option; None for an argument not given."""
     value = getattr(facts, "config", facts)
     for key in path.split("."):
-        value = getattr(value, key)
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
     return getattr(value, "name", value) if is_dataclass(value) else value
 
 
