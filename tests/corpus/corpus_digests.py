@@ -178,7 +178,7 @@ def _changed(before: Entry, now: Entry, *, same_machine: bool, same_torch: bool)
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key), now.get(key)
         if key == "words" and old != new:
-            yield "the generator makes another request of this number: what follows says nothing"
+            yield "another request is drawn here, as after a new option: what follows says nothing until --write"
         elif key == "words" or not (same_torch or key in _WITHOUT_TENSORS):
             continue
         elif key in ("weights", "norm", "loss") and not (same_machine and same_torch):
