@@ -102,7 +102,7 @@ def _mistyped_values(config: RunConfig) -> Iterator[Problem]:
 
 
 def _own_rules(config: RunConfig) -> Iterator[Problem]:
-    """Those of the compressor, which rely on the types of its keys."""
+    """The problems by the rules of the compressor, which rely on the types of its keys."""
     kind = find_compression(config.compression)
     for table in kind.rules if kind is not None and not any(_mistyped_values(config)) else ():
         yield from table.problems(config)
