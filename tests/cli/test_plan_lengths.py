@@ -61,3 +61,12 @@ def test_rows_of_text_beyond_the_positions_of_the_model_are_told(tmp_path: Path,
     words = ["model=huggingface", f"model.pretrained={tmp_path}", "data=text", "data.kwargs.path=a.txt"]
     told = "rows of 65 tokens are longer than the 64 positions that the model was made for: data.kwargs.length=64"
     assert length_notes(resolve([*words, f"data.kwargs.length={length}"])) == [told] * is_told
+
+
+@pytest.mark.parametrize(("known", "more", "size"), [(200, (), 200), (32_000, (), 512), (200, ("=300",), 300)])
+def test_random_tokens_are_those_that_the_folders_model_knows(
+    tmp_path: Path, known: int, more: tuple[str, ...], size: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": known}))
+    words = ["model=huggingface", f"model.pretrained={tmp_path}", *(f"data.kwargs.vocab_size{each}" for each in more)]
+    assert resolve(words).data.kwargs["vocab_size"] == size

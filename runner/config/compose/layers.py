@@ -19,8 +19,8 @@ __all__ = [
     "USUAL_LENGTH",
     "Layer",
     "leaves",
-    "length_of_folder",
     "longest_of_folder",
+    "sizes_of_folder",
     "sources",
     "without_arguments_of_others",
     "without_sizes_of_fresh_models",
@@ -37,7 +37,8 @@ SHIPPED = "runner/conf/"
 USUAL_LENGTH = 2048
 """Tokens of a row with which language models are commonly tuned."""
 
-_OF_NO_DATA, _LENGTH = "random_tokens", "sequence_length"  # the option where no data is named, and its rows' length
+_OF_NO_DATA = "random_tokens"  # the option where no data is named
+_LENGTH, _VOCABULARY = "sequence_length", "vocab_size"  # of its rows; the second one is in files of transformers, too
 _LENGTHS_OF_MODELS = ("max_position_embeddings", "n_positions")  # in files of transformers
 
 
@@ -117,23 +118,26 @@ def without_sizes_of_fresh_models(container: dict[str, Any], layers: Sequence[La
     return container
 
 
-def length_of_folder(container: Mapping[str, Any], layers: Sequence[Layer]) -> Layer | None:
-    """Rows as long as people train on, where a model is read from a folder and no data is named; else None.
+def sizes_of_folder(container: Mapping[str, Any], layers: Sequence[Layer]) -> Layer | None:
+    """Rows as people train on, where a model is read from a folder and no data is named; None if nothing is known.
 
     They have as many tokens as the folder's model takes, and at most :data:`USUAL_LENGTH`; the option's own length is
-    that of the smallest model, for which memory and time would be told that nobody meets.
+    that of the smallest model, for which memory and time would be told that nobody meets. They have no tokens that the
+    model does not know.
     """
     model, data = container.get("model", {}), container.get("data", {})
     kwargs, folder, file = data.get("kwargs"), model.get("pretrained"), model.get("config_file")
-    is_default = data.get("name") == _OF_NO_DATA and isinstance(kwargs, dict) and _LENGTH in kwargs
+    is_default = data.get("name") == _OF_NO_DATA and isinstance(kwargs, dict)
     if not is_default or not isinstance(folder, str) or not file:
         return None
-    path = f"data.kwargs.{_LENGTH}"
-    longest = longest_of_folder(folder, file)
-    is_named = any(each == path for layer in layers if not _is_shipped(layer) for each, _ in leaves("", layer.content))
-    if longest is None or is_named:
-        return None
-    return Layer(str(Path(folder, file)), {"data": {"kwargs": {_LENGTH: min(longest, USUAL_LENGTH)}}})
+    longest, known = longest_of_folder(folder, file), _of_folder(folder, file, [_VOCABULARY])
+    sizes = {
+        _LENGTH: longest and min(longest, USUAL_LENGTH),
+        _VOCABULARY: known and min(known, kwargs.get(_VOCABULARY, 0)),
+    }
+    named = {each for layer in layers if not _is_shipped(layer) for each, _ in leaves("", layer.content)}
+    found = {key: size for key, size in sizes.items() if size and key in kwargs and f"data.kwargs.{key}" not in named}
+    return Layer(str(Path(folder, file)), {"data": {"kwargs": found}}) if found else None
 
 
 def _is_shipped(layer: Layer) -> bool:
@@ -142,11 +146,16 @@ def _is_shipped(layer: Layer) -> bool:
 
 def longest_of_folder(folder: str, file: str = "config.json") -> int | None:
     """The most tokens that the model of a pretrained folder takes, or None if its file does not say so."""
+    return _of_folder(folder, file, _LENGTHS_OF_MODELS)
+
+
+def _of_folder(folder: str, file: str, names: Sequence[str]) -> int | None:
+    """The first of these numbers that stands in a folder's file and is positive."""
     try:
         content = json.loads(Path(folder, file).expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    given = [content.get(name) for name in _LENGTHS_OF_MODELS] if isinstance(content, dict) else []
+    given = [content.get(name) for name in names] if isinstance(content, dict) else []
     return next((most for most in given if isinstance(most, int) and most > 0), None)
 
 

@@ -17,7 +17,7 @@ from runner.config.compose.layers import (
     SHIPPED,
     Layer,
     leaves,
-    length_of_folder,
+    sizes_of_folder,
     without_arguments_of_others,
     without_sizes_of_fresh_models,
 )
@@ -87,7 +87,7 @@ def resolve_with_layers(
     layers = (*composed.files, *repeated, *typed_layers(request))
     container = without_arguments_of_others(composed.container, layers)
     container = without_sizes_of_fresh_models(container, layers)
-    longer = length_of_folder(container, layers)
+    longer = sizes_of_folder(container, layers)
     if longer is not None:
         container["data"]["kwargs"].update(longer.content["data"]["kwargs"])
         layers = (*layers, longer)
