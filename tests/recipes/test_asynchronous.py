@@ -39,7 +39,8 @@ def test_the_first_stages_lack_as_many_steps_as_the_schedule_says() -> None:
 
 def test_every_asynchronous_schedule_is_compared() -> None:
     asynchronous = {name for name, spec in SPECS.items() if spec.kind == "asynchronous"}
-    assert {asked.schedule for asked in schedules.REQUESTS.values()} == {"1f1b", *asynchronous}
+    compared = {asked.schedule for asked in schedules.REQUESTS.values()}
+    assert compared == {"1f1b", *asynchronous}, "a new schedule has a request in recipes/asynchronous/schedules.py"
     for label, asked in schedules.REQUESTS.items():
         build(asked.schedule, ranks=schedules.STAGES, microbatches=asked.microbatches)
         assert schedules.SAMPLES % asked.parts == 0
