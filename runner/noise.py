@@ -14,8 +14,8 @@ __all__ = ["hide_advice_to_sync", "hide_noise", "silent_output"]
 
 # torchao, which transformers imports too, tells of kernels for other machines that it can do without ("Detected no
 # triton", "Failed to load … cutlass"); torch tells torchao of a call that will end; bitsandbytes looks for kernels of
-# another package.
-_NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes")
+# another package; at the end of a process, torch counts the results of fake operators that it has found again.
+_NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes", "torch._subclasses.fake_tensor")
 # DeepSpeed, which transformers and PEFT import, sets its logger's level itself, and tells where it found no GPU.
 _DEEPSPEEDS = "Setting accelerator to CPU"
 
