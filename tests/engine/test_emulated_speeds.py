@@ -23,6 +23,7 @@ class Ticking(HostClock):
     """Each look at it is a second later, so that what begins at one look and ends at the next takes a second."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._looks = count()
 
     def moment(self) -> float:
