@@ -20,6 +20,9 @@ __all__ = ["CollectiveStrategy"]
 
 Value = TypeVar("Value")
 
+# Before torch 2.14 it has an underscore, by which torchtitan changes time-outs, too.
+_set_timeout: Any = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
+
 
 class CollectiveStrategy(ParallelStrategy):
     """Collectives over all ranks that do nothing on a single rank.
@@ -36,8 +39,7 @@ class CollectiveStrategy(ParallelStrategy):
         """Within the block, collectives wait for other ranks this long, if that is longer than a step may take.
 
         All ranks must enter it together. The block holds what one rank does while the others wait, e.g. to write a
-        file. ``_set_pg_timeout`` has an underscore and no public counterpart; torchtitan changes time-outs by it, too
-        (``torchtitan/distributed/utils.py``).
+        file.
         """
         self.patience_seconds = seconds
         try:
@@ -50,7 +52,7 @@ class CollectiveStrategy(ParallelStrategy):
 
     def _set_timeout(self, timeout: timedelta) -> None:
         if dist.is_initialized() and self.world_size > 1:
-            distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+            _set_timeout(timeout, dist.group.WORLD)
 
     @override
     def barrier(self, name: str | None = None) -> None:
