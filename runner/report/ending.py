@@ -88,7 +88,8 @@ def _parts(record: RunRecord) -> Iterator[str]:
         f"a step's {format_seconds(median)}: forwards and backwards {took('compute')} "
         f"({format_seconds(rehearsed)} in the rehearsal), messages, waiting and update "
         f"{took('communication', 'bubble', 'optimizer', 'offload')}, data, callbacks and the rest "
-        f"{took('data', 'callbacks', 'rest')} (both {format_seconds(max(0.0, predicted - rehearsed))} in the rehearsal)"
+        f"{took('data', 'callbacks', 'rest')} (for all of these "
+        f"{format_seconds(max(0.0, predicted - rehearsed))} were predicted)"
     )
 
 

@@ -100,6 +100,6 @@ def test_a_step_that_nothing_explains_is_told_by_its_parts() -> None:
 
     assert told(0.0105) == [
         "a step's 28 ms: forwards and backwards 3 ms (2.5 ms in the rehearsal), messages, waiting and update 17 ms, "
-        "data, callbacks and the rest 8 ms (both 8 ms in the rehearsal)"
+        "data, callbacks and the rest 8 ms (for all of these 8 ms were predicted)"
     ]
     assert told(0.026) == told(None) == []

@@ -56,8 +56,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
     plan = strategy.plan
     assert isinstance(plan, RunPlan)
     strategy.all_gather_objects(None)  # all are there, so that none waits for long in what follows
-    behind = seconds_behind(store_of_ranks(), strategy.global_rank, plan.topology.world_size)
-    engine.timeline.clock.behind = behind
+    engine.timeline.clock.behind = seconds_behind(store_of_ranks(), strategy.global_rank, plan.topology.world_size)
     measured = _rehearsed(strategy, engine, batch)
     crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
     own: dict[str, Any] = {
