@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from user_project import OVERRIDES, assert_same_weights, environment, make_directory, plain_result, record
 
@@ -27,6 +28,15 @@ exec "$@"
 _SECONDS_OF_A_DAY = 86400  # the second machine was started that much earlier
 
 pytestmark = [pytest.mark.costly, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in the ranks: with more, an update of AdamW rounds otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Machine:
