@@ -1,6 +1,7 @@
 """A model that ends its process at chosen places of a run: forwards, validations, saves, writes.
 
-A file names the places, a line each: ``rank phase number``. The line that is first when the ranks start holds for them;
+A file names the places, a line each: ``rank phase number``. The rehearsal, of which the machine decides how long it
+is, is not counted. The line that is first when the ranks start holds for them;
 who gets there takes it away, notes how many steps the record had by then, and kills itself. The other rank may take
 some more actions until it misses its peer: the next line is not for it.
 """
@@ -16,6 +17,7 @@ import resume_zoo
 import torch
 from torch import Tensor, nn
 
+from runner.engine.engine import Engine
 from runner.record import read_steps
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 
@@ -28,11 +30,14 @@ class Killer:
         self._places = run / "places"
         self._asked = self._left()[:1]
         self._counts: dict[str, int] = {}
+        self._rehearses = False
 
     def _left(self) -> list[str]:
         return self._places.read_text().splitlines() if self._places.exists() else []
 
     def reached(self, phase: str) -> None:
+        if self._rehearses:
+            return
         self._counts[phase] = self._counts.get(phase, 0) + 1
         lines = self._left()
         if not lines or lines[:1] != self._asked or "RANK" not in os.environ:
@@ -44,9 +49,16 @@ class Killer:
             self._places.write_text("\n".join(lines[1:]))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch_saves(self) -> None:
-        """Every part of a checkpoint that is taken, and every file just before it gets its name."""
-        take, replace = NamedCheckpointStrategy.saved_parts, os.replace
+    def watch(self) -> None:
+        """The rehearsal, every part of a checkpoint that is taken, and every file just before it gets its name."""
+        rehearse, take, replace = Engine.rehearse, NamedCheckpointStrategy.saved_parts, os.replace
+
+        def rehearsed(engine: Engine, *args: Any) -> Any:
+            self._rehearses = True
+            try:
+                return rehearse(engine, *args)
+            finally:
+                self._rehearses = False
 
         def saved_parts(strategy: Any, own: Any) -> Any:
             self.reached("save")
@@ -57,6 +69,7 @@ class Killer:
                 self.reached("write")
             replace(source, target)
 
+        Engine.rehearse = rehearsed  # type: ignore[method-assign]
         NamedCheckpointStrategy.saved_parts = saved_parts  # type: ignore[assignment]
         os.replace = renamed  # type: ignore[assignment]
 
@@ -77,5 +90,5 @@ class Passes(nn.Module):
 def model(run: str) -> nn.Sequential:
     killer = Killer(Path(run))
     if "RANK" in os.environ:
-        killer.watch_saves()
+        killer.watch()
     return nn.Sequential(Passes(killer), *resume_zoo.model(), Passes(killer))
