@@ -69,7 +69,7 @@ class Killer:
                 self.reached("write")
             replace(source, target)
 
-        Engine.rehearse = rehearsed  # type: ignore[method-assign]
+        Engine.rehearse = rehearsed  # type: ignore[assignment,method-assign]
         NamedCheckpointStrategy.saved_parts = saved_parts  # type: ignore[assignment]
         os.replace = renamed  # type: ignore[assignment]
 
