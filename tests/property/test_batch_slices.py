@@ -9,7 +9,6 @@ import sliced_models
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional
 from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
@@ -37,21 +36,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return load_file(folder / "weights.safetensors")
 
 
-def plain(start: dict[str, Tensor], batch: int) -> tuple[list[float], dict[str, Tensor]]:
-    model = sliced_models.build()
-    model.load_state_dict(start)
-    optimizer, samples, losses = torch.optim.SGD(model.parameters(), 0.1, 0.9), sliced_models.data(), []
-    for step in range(_STEPS):
-        places = [(step * batch + at) % len(samples) for at in range(batch)]
-        inputs, targets = (torch.stack([samples[place][part] for place in places]) for part in (0, 1))
-        loss = functional.cross_entropy(model(inputs), targets)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses, {name: value.detach() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("layout", "batch"),
@@ -66,7 +50,7 @@ def test_it_is_equal_to_one_process(
     layout: tuple[str, ...], batch: int, start: dict[str, Tensor], tmp_path: Path
 ) -> None:
     made = run(tmp_path, *layout)
-    losses, weights = plain(start, batch)
+    losses, weights = sliced_models.trained(start, batch, _STEPS)
     torch.testing.assert_close(torch.tensor(made.losses), torch.tensor(losses), rtol=2e-6, atol=2e-6)
     for name, value in load_file(tmp_path / "weights.safetensors").items():
         torch.testing.assert_close(value, weights[name], rtol=0, atol=3e-6, msg=name)

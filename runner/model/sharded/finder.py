@@ -25,9 +25,9 @@ __all__ = ["DividedPrograms", "Left", "divided"]
 
 _REASONS = {
     "embedding": "an embedding is looked up whole",
-    "conv1d": "a convolution is not divided",
-    "conv2d": "a convolution is not divided",
-    "conv3d": "a convolution is not divided",
+    "conv1d": "a convolution is divided by a rule of parallelism.sharding alone",
+    "conv2d": "a convolution is divided by a rule of parallelism.sharding alone",
+    "conv3d": "a convolution is divided by a rule of parallelism.sharding alone",
     "lstm": "a recurrent layer is not divided",
     "gru": "a recurrent layer is not divided",
     "rnn_tanh": "a recurrent layer is not divided",

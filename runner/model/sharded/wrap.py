@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from runner.model.sharded.experts import CUTS, why_not_experts
 from runner.model.sharded.group import ShardGroup
-from runner.model.sharded.operators import enter, enter_alone, keep_part, leave, own_part
+from runner.model.sharded.operators import enter, enter_alone, gather, keep_part, leave, own_part
 from runner.model.sharded.values import Shard
 from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedding, whole_logits
 
@@ -34,7 +34,7 @@ class ShardedModule:
 
 
 class _Column(ShardedModule):
-    """A linear map, each rank of which makes some of the output's features."""
+    """A linear map or a convolution, each rank of which makes some of the output's features."""
 
     def forward(self, value: Tensor) -> Tensor:
         made: Tensor = super().forward(enter(value, self.shard_group))  # type: ignore[misc]
@@ -42,16 +42,19 @@ class _Column(ShardedModule):
             return made
         if self.apart_in_training and self.training:  # type: ignore[attr-defined]
             return keep_part(made, self.shard_group)
+        if isinstance(self, _CONVOLUTIONS):
+            return gather(made, _features_dim(self), self.shard_group)
         return whole_logits(made, self.shard_group, self.gathered)
 
 
 class _Row(ShardedModule):
-    """A linear map, each rank of which reads some of the input's features; the bias is added after the sum."""
+    """Like :class:`_Column`, each rank of which reads some of the input's features; the bias is added after the sum."""
 
     def forward(self, value: Tensor) -> Tensor:
-        if self.entered:
-            value = own_part(value, -1, self.shard_group)
         module: Any = self
+        features = _features_dim(module)
+        if self.entered:
+            value = own_part(value, features, self.shard_group)
         bias = module._parameters["bias"]
         if _is_transposed(module):
             made = value @ module.weight
@@ -62,7 +65,7 @@ class _Row(ShardedModule):
             finally:
                 module._parameters["bias"] = bias
         whole = leave(made, self.shard_group)
-        return whole if bias is None else whole + bias
+        return whole if bias is None else whole + bias.reshape(-1, *[1] * (-1 - features))
 
 
 class _Partial(ShardedModule):
@@ -124,10 +127,21 @@ def _subclass(mixin: type, own: type) -> type:
     return type(f"{mixin.__name__[1:]}{own.__name__}", (mixin, own), {"__module__": own.__module__})
 
 
-def _linear_problem(module: nn.Module) -> str | None:
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _features_dim(module: nn.Module) -> int:
+    """The dimension of the features in what a linear map or a convolution reads and makes, from the end."""
+    return -module.weight.dim() + 1 if isinstance(module, _CONVOLUTIONS) else -1
+
+
+def _not_divisible(module: nn.Module) -> str | None:
+    kind = type(module).__name__
+    if isinstance(module, _CONVOLUTIONS):
+        return None if module.groups == 1 else f"It is a {kind} of {module.groups} groups, which are not divided"
     if isinstance(module, nn.Linear) or _is_transposed(module):
         return None
-    return f"It is a {type(module).__name__}, and only linear maps are divided in this way"
+    return f"It is a {kind}, and only linear maps and convolutions are divided in this way"
 
 
 def _length(module: nn.Module, dim: int) -> int:
@@ -135,6 +149,13 @@ def _length(module: nn.Module, dim: int) -> int:
     weight: Any = module.weight
     shard: Shard | None = getattr(weight, "shard", None)
     return int(weight.shape[dim]) if shard is None else shard.whole[dim]
+
+
+def _size_names(module: nn.Module) -> tuple[str, str]:
+    """The attributes with the numbers of features that a module reads and makes."""
+    if isinstance(module, _CONVOLUTIONS):
+        return "in_channels", "out_channels"
+    return ("nx", "nf") if _is_transposed(module) else ("in_features", "out_features")
 
 
 def _column_dim(module: nn.Module) -> int:
@@ -154,12 +175,12 @@ def why_not(module: nn.Module, style: str, degree: int) -> str | None:
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             return "Rows with max_norm, scale_grad_by_freq or sparse gradients cannot be divided"
         return None if _length(module, 0) >= degree else f"It has {_length(module, 0)} rows"
-    problem = _linear_problem(module)
+    problem = _not_divisible(module)
     if problem is not None:
         return problem
     dim = _column_dim(module) if name != "row" and name != "row_whole_input" else 1 - _column_dim(module)
     size, pieces = _length(module, dim), int(number or 1)
-    if name == "column_gathered":
+    if name == "column_gathered" and not isinstance(module, _CONVOLUTIONS):
         return None if size >= degree else f"It has {size} output features"
     if size % (degree * pieces):
         side = "output" if dim == _column_dim(module) else "input"
@@ -229,10 +250,7 @@ def _column(
     if module._parameters.get("bias") is not None:
         _cut(module, "bias", name, 0, pieces, group, shards, padding)
     made.gathered = features if gathered else None
-    if _is_transposed(module):
-        made.nf = made.weight.shape[1]
-    else:
-        made.out_features = made.weight.shape[0]
+    setattr(made, _size_names(module)[1], made.weight.shape[dim])
 
 
 def _gathered_column(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
@@ -245,10 +263,7 @@ def _row(
     dim, made = 1 - _column_dim(module), become(module, _Row, group)
     _cut(module, "weight", name, dim, pieces, group, shards)
     made.entered = entered
-    if _is_transposed(module):
-        made.nx = made.weight.shape[0]
-    else:
-        made.in_features = made.weight.shape[1]
+    setattr(made, _size_names(module)[0], made.weight.shape[dim])
 
 
 def _entering_row(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
@@ -290,7 +305,8 @@ STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]
 }
 """The ways in which a module is divided, by name.
 
-``column``: each rank makes some of a linear map's output features; ``packed_column:N``: the same for N maps that lie
+``column``: each rank makes some of the output features of a linear map or of a convolution, whose features are its
+channels; ``packed_column:N``: the same for N maps that lie
 one behind the other in one weight. ``row``: each rank reads some of the input features, and the ranks sum.
 ``embedding``: each rank has some of the rows. ``column_gathered`` and ``row_whole_input`` are for neighbours that are
 whole. ``partial``: whole, and used on this rank's own part, as a norm of each head is: the ranks' gradients are summed.
