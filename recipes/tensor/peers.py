@@ -1,4 +1,4 @@
-"""A GPT, divided between ranks by the runner and by torch's DTensor, and whole: processor time of a step in turns.
+"""A GPT, divided between ranks by the runner and by others, and whole: processor time of a step in turns.
 
 All ranks train the same batch from the same weights, with SGD. The attention's query, key and value are maps of their
 own here, because DTensor would cut one weight that holds all three at the wrong places.
@@ -25,6 +25,7 @@ from runner.engine.transport.tensor_group import TensorGroup
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.plan import Division
 from runner.recipes.benchmarks.processes import run_ranks
+from runner.recipes.tensor.frameworks import frameworks
 
 __all__ = ["compare", "measured"]
 
@@ -67,6 +68,7 @@ def measured(sizes: dict[str, int]) -> list[dict[str, Any]]:
     model = nn.Sequential(*(Block(sizes["width"]) for _ in range(sizes["layers"])))
     batch = torch.randn(sizes["samples"], sizes["tokens"], sizes["width"])
     contestants = {"whole": copy.deepcopy(model), "runner": _by_runner(model), "DTensor": _by_dtensor(model)}
+    contestants |= {name: divide(model, _RULES) for name, divide in frameworks().items()}
     expected = _first_gradient(contestants["whole"], batch)
     off = {
         name: float((_first_gradient(each, batch) - expected).abs().max() / expected.abs().max())

@@ -13,9 +13,15 @@ from runner.profiling.model import profile_model
 from runner.recipes.tensor.__main__ import markdown
 from runner.recipes.tensor.counted import Layout, Size, formula_bytes, words
 from runner.recipes.tensor.figures import draw
+from runner.recipes.tensor.kept import counted as kept_bytes
+from runner.recipes.tensor.kept import formula_bytes as kept_by_formula
 from runner.recipes.tensor.kernels import compare
 from runner.recipes.tensor.kernels import markdown as of_kernels
+from runner.recipes.tensor.peers import compare as compare_peers
 from runner.recipes.tensor.stages import Grid, formulas, grid_words, grids
+from runner.recipes.tensor.trick import WAYS, planned
+from runner.recipes.tensor.trick import Size as ImageSize
+from runner.recipes.tensor.trick import formula_bytes as sent_by_formula
 
 SMALL = Size(layers=1, width=8, sequence_length=6, vocab_size=10, heads=2, samples=2)
 
@@ -28,7 +34,7 @@ def test_the_formula_is_what_the_plan_counts_operator_by_operator(layout: Layout
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("grid", grids(), ids=lambda each: each.name)
+@pytest.mark.parametrize("grid", list(grids()), ids=lambda each: each.name)
 def test_stages_and_replicas_send_what_plans_count(grid: Grid) -> None:
     size = replace(SMALL, layers=2, width=16, heads=4, sequence_length=8, vocab_size=12, samples=8)
     config = resolve([*grid_words(size, grid), "hardware=laptop_cpu"])
@@ -50,6 +56,26 @@ def test_eager_operators_keep_what_fused_ones_do_not() -> None:
     assert plain - rows["norm fused"]["saved"] == 2 * tokens * (16 + 1)  # what is scaled, and its divisor
     assert plain - rows["elementwise fused"]["saved"] == tokens * 3 * 16  # silu of the gate
     assert "| norm fused |" in of_kernels(list(rows.values()))
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("layout", [Layout(2), Layout(4, sequence=True)], ids=lambda each: each.name)
+def test_a_block_keeps_what_the_published_terms_say(layout: Layout) -> None:
+    assert kept_bytes(layout) == kept_by_formula(layout)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("way", WAYS)
+def test_an_alexnet_sends_what_the_formula_says(way: str) -> None:
+    size = ImageSize(scale=32, side=96, samples=4)
+    assert planned(size, way) == sent_by_formula(size, way)
+
+
+@pytest.mark.costly
+def test_other_ways_of_dividing_layers_have_the_same_gradients() -> None:
+    rows = compare_peers(2, width=64, layers=1, samples=1, tokens=4, rounds=1)
+    assert [row["contestant"] for row in rows][:4] == ["whole", "runner", "DTensor", "AutoTP"]
+    assert max(row["off"] for row in rows) < 1e-5
 
 
 def test_a_block_sums_twice_in_each_pass() -> None:
