@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,9 @@ def _losses(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
             axes.plot(at, [_number(value) for value in values], "o", color=color, markersize=4)
     if any(run.record.val_loss for _, run in shown):
         axes.plot([], [], "o", color="0.4", markersize=4, label="validation")
-    if _is_wide([run for _, run in shown]):
+    if _is_wide(value for _, run in shown for value in run.record.loss):
         axes.set_yscale("log")
+    axes.locator_params(axis="x", integer=True)  # steps
     if not all(told):
         axes.plot([], [], color="0.8", linewidth=1, label=f"{told.count(False)} others")
     return _save(figure, axes, path)
@@ -88,12 +89,14 @@ def _by_key(report: Report, key: str, path: Path) -> Path | None:
     values = [x for _, points in drawn for x, _ in points]
     if min(values) > 0 and max(values) >= _DECADES * min(values):
         axes.set_xscale("log")
+    if _is_wide(y for _, points in drawn for _, y in points):
+        axes.set_yscale("log")
     return _save(figure, axes, path)
 
 
-def _is_wide(runs: Sequence[Run]) -> bool:
-    """Whether the losses are so far apart that only a logarithmic axis shows the lower ones, as where one diverges."""
-    values = [value for run in runs for value in run.record.loss if value is not None and math.isfinite(value)]
+def _is_wide(losses: Iterable[float | None]) -> bool:
+    """Whether losses are so far apart that only a logarithmic axis shows the lower ones, as where one diverges."""
+    values = [value for value in losses if value is not None and math.isfinite(value)]
     return bool(values) and min(values) > 0 and max(values) > _WIDE * min(values)
 
 
