@@ -183,13 +183,14 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehea
     documents: list[dict[str, Any]] = []
     rows: list[SweepRow] = []
     target = _plan_report(jobs)
-    for number, overrides in enumerate(jobs, 1):
-        screen.under_way(f"plan {number} of {len(jobs)}")
+    for number, overrides in enumerate(jobs):
+        screen.under_way(f"plan {number + 1} of {len(jobs)}")
         words, lack = tuple[str, ...](), ""
         try:
             if asks_for_layout(overrides):
                 found = found_layout(overrides)
-                plan, words, lack = found.chosen.best.plan, found.words, misfit(found)
+                plan, lack = found.chosen.best.plan, misfit(found)
+                words = _in_own_directory(found.words, number)
             else:
                 plan = _plan(overrides, rehearse=rehearse)
         except RequestError as error:
@@ -212,6 +213,11 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool, rehea
     if target is not None:
         print(_reported(target, documents))
     return EXIT_OK
+
+
+def _in_own_directory(words: Sequence[str], number: int) -> tuple[str, ...]:
+    """The words of a job of a sweep, which has a directory of its own where the sweep was given one, as its runs do."""
+    return tuple(f"{word}/{number}" if word.startswith("run_dir=") else word for word in words)
 
 
 def _missing(jobs: Sequence[Sequence[str]]) -> Iterable[Problem]:

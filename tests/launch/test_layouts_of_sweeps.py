@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +154,12 @@ def test_an_array_refuses_jobs_whose_ranks_are_not_known() -> None:
     config = resolve([*WORDS, *AUTO])
     (problem,) = array_problems({"nodes": 1, "gpus_per_node": None, "tasks_per_node": 1}, [config])
     assert problem.line().startswith("parallelism = auto: cannot be combined with hydra/launcher")
+
+
+@pytest.mark.costly
+def test_plans_of_a_sweep_name_a_directory_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", *WORDS, *AUTO, "parallelism.ranks=1", "seed=0,1", "run_dir=s", "--json"]) == 0
+    requests = [document["request"] for document in json.loads(capsys.readouterr().out)]
+    assert [word for request in requests for word in request if word.startswith("run_dir")] == [
+        "run_dir=s/0", "run_dir=s/1"
+    ]  # fmt: skip
