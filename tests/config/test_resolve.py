@@ -161,6 +161,17 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
     assert resolve(["parallelism=single", "parallelism.pipeline=3"]).parallelism.pipeline == 3
 
 
+@pytest.mark.parametrize("typed", ["run_dir=/data/Jürgen/läufe", "run_dir=/数据/运行 1", 'run_dir="/data/läufe"'])
+def test_letters_of_all_languages_need_no_quotes(typed: str) -> None:
+    assert resolve(["model=mlp", typed]).run_dir == typed.partition("=")[2].strip('"')
+
+
+@pytest.mark.parametrize("typed", ["name=ä,ö", "name=[ä", "name=ä'"])
+def test_letters_beside_signs_with_a_meaning_are_read_by_the_grammar(typed: str) -> None:
+    with pytest.raises(RequestError, match="name"):
+        resolve(["model=mlp", typed])
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [

@@ -24,6 +24,9 @@ __all__ = ["SEVERAL", "Axis", "Request", "axes_of", "read_overrides", "settings_
 SEVERAL = {"logger": "logger.others"}
 """Groups of which a request may choose several options, and the key that holds those after the first."""
 
+_OF_GRAMMAR = frozenset("'\"\\,[]{}()=$")
+"""Characters that mean something in a value."""
+
 _OF_MANY_NAMES = ("hardware",)
 """Groups whose options are things that have several names, each of which chooses the option."""
 
@@ -57,11 +60,23 @@ def _parsed(lines: Iterable[str]) -> tuple[list[tuple[str, Override]], list[Prob
     parsed: list[tuple[str, Override]] = []
     problems: list[Problem] = []
     for line in lines:
-        try:
-            parsed.append((line, _parse(line)))
-        except HydraException:
+        for form in dict.fromkeys((line, _in_quotes(line))):
+            try:
+                parsed.append((form, _parse(form)))
+                break
+            except HydraException:
+                continue
+        else:
             problems.append(_unreadable(line))
     return parsed, problems
+
+
+def _in_quotes(line: str) -> str:
+    """An override whose value has letters beyond ASCII, such as a folder's name, in quotes, without which Hydra cannot
+    read it; any other one as it is, and also one that has what the grammar gives a meaning."""
+    key, equals, value = line.partition("=")
+    is_plain = equals and not value.isascii() and value.isprintable() and not _OF_GRAMMAR & set(value)
+    return f'{key}="{value}"' if is_plain else line
 
 
 def _unreadable(line: str) -> Problem:
