@@ -61,8 +61,14 @@ def plain(
 
 
 def _trained(
-    model: nn.Module, steps: int = STEPS, batch: int = 8, optimizer: Any = None, norm: float = 0.5
+    model: nn.Module,
+    steps: int = STEPS,
+    batch: int = 8,
+    optimizer: Any = None,
+    norm: float = 0.5,
+    norms: list[float] | None = None,
 ) -> list[float]:
+    """Losses of a plain loop; to ``norms`` it adds those of all gradients before they are clipped."""
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = optimizer or torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1, eps=1e-3)
     samples, losses = tensor_models.data(), []
@@ -72,8 +78,10 @@ def _trained(
         loss = tensor_models.loss(model(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(trained, norm)
+        found = torch.nn.utils.clip_grad_norm_(trained, norm)
         optimizer.step()
+        if norms is not None:
+            norms.append(float(found))
         losses.append(float(loss.detach()))
     return losses
 
@@ -106,7 +114,7 @@ LAYOUTS = {
     "four parts": ("parallelism.tensor=4",),
     "three dimensions": ("parallelism=three_d", "schedule.microbatches=2"),
     "split backwards": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=zb_h1", "schedule.microbatches=4"),
-    "zb_v": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=zb_v", "schedule.microbatches=4"),
+    "zb_v": ("parallelism=three_d", "schedule=zb_v", "schedule.microbatches=4"),
     "interleaved": ("parallelism=three_d", "schedule=interleaved_1f1b", "schedule.microbatches=4"),
     "twins": ("parallelism.tensor=2", "parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=4"),
     "recomputed": ("parallelism.tensor=2", "schedule.microbatches=2", "activation_checkpoint=full"),
@@ -154,6 +162,24 @@ def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: 
                 torch.testing.assert_close(each, parameter.grad, rtol=1e-5, atol=1e-6)
         squares = sum(float(each.square().sum()) for each in found) / (2 if found[0].shape == parameter.shape else 1)
         assert squares == pytest.approx(float(parameter.grad.square().sum()), rel=1e-4, abs=1e-9), name
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_gradients_are_clipped_by_the_norm_of_one_process(ranks: int, start: dict[str, Tensor], tmp_path: Path) -> None:
+    """With SGD, which a wrong factor moves elsewhere; every rank is told that norm."""
+    plainly = ("optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.lr=1")
+    common = [each for each in _COMMON if not each.startswith(("optimizer.", "trainer.grad"))]
+    parts = (_SHARDING, f"parallelism.tensor={ranks}") if ranks > 1 else ()
+    made = train(resolve([*common, *plainly, "trainer.grad_clip_norm=0.1", *parts]), _made(tmp_path / "parts"))
+    model, norms = tensor_models.build(), list[float]()
+    model.load_state_dict(start)
+    losses = _trained(model, optimizer=torch.optim.SGD(model.parameters(), lr=1), norm=0.1, norms=norms)
+    assert min(norms) > 0.2
+    assert made.norms == [pytest.approx([norm] * ranks, rel=1e-6) for norm in norms]
+    require_close(made.losses, losses)
+    for name, value in weights_of(tmp_path / "parts").items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=2e-6, msg=name)
 
 
 @pytest.mark.costly
@@ -374,20 +400,31 @@ def _made(folder: Path) -> Path:
 
 
 @pytest.mark.costly
-def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unnamed", ["", "table", "head"])
+def test_tied_weights_are_divided_once(unnamed: str, tmp_path: Path) -> None:
+    """Also where rules name but one of the modules that hold the weight."""
     first, second = tmp_path / "first", tmp_path / "second"
     run(first, "model.kwargs.tied=true", *_STANDING)
-    made = divided(second, "model.kwargs.tied=true", "parallelism.tensor=2", "parallelism.pipeline=2")
+    sharding = ",".join(f"{name}:'{way}'" for name, way in _RULES.items() if name != unnamed)
+    layout = (f"parallelism.sharding={{{sharding}}}", "parallelism.tensor=2", "parallelism.pipeline=2")
+    made = run(second, "model.kwargs.tied=true", *layout)
     losses, weights = plain(weights_of(first), tied=True)
     require_close(made.losses, losses)
     require_same_weights(weights_of(second), weights, [name for name in weights if name != "head.weight"])
+    assert {each.shape for each in made.gradients[0]["table.weight"]} == {
+        (-(-tensor_models.TOKENS // 2), tensor_models.WIDTH)
+    }
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("schedule", ["pipedream_2bw", "pipedream", "pipemare", "hetpipe", "avgpipe"])
-def test_late_weights_are_as_late_as_without_parts(schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "replicas"),
+    [("pipedream_2bw", 2), ("pipedream", 1), ("pipemare", 1), ("hetpipe", 1), ("avgpipe", 1)],
+)
+def test_late_weights_are_as_late_as_without_parts(schedule: str, replicas: int, tmp_path: Path) -> None:
     layout = (
         "parallelism.pipeline=2",
+        f"parallelism.data={replicas}",
         f"schedule={schedule}",
         "schedule.microbatches=2",
         "trainer.grad_clip_norm=null",
@@ -582,10 +619,24 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
             "must leave the output of layer 1 (Sequential) whole",
         ),
         (("parallelism.tensor=8", _SHARDING), "must divide layer 1 (Block)"),
+        (
+            ("parallelism.tensor=2", "model.kwargs.tied=true", _SHARDING.replace("column_gathered", "whole")),
+            "must leave the output of layer 5 (Unembed) whole",
+        ),
         (("parallelism.tensor=2", "parallelism.sharding={*.nothing: row}"), "must name modules"),
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
         (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "must be one of column, packed_column"),
         (("parallelism.tensor=2", _SHARDING, "optimizer=kfac"), "must be one of adam"),
+        (
+            (
+                "parallelism.tensor=2",
+                "parallelism.pipeline=2",
+                _SHARDING,
+                "schedule=varuna",
+                "schedule.opportunistic=true",
+            ),
+            "schedule.opportunistic = true: must be false with parallelism.tensor=2",
+        ),
         (
             ("parallelism.tensor=2", "parallelism.data=2", _SHARDING, "zero=1", "offload=optimizer_cpu"),
             "offload.optimizer = cpu: must be none with parallelism.tensor=2",

@@ -21,6 +21,7 @@ from runner.launch.run.prepare import prepare, write_request
 from runner.plan.values import RunPlan
 from runner.record import RunRecord
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.callbacks import StepClock
 from runner.training.run import run_rank
 
 
@@ -31,6 +32,7 @@ class Run:
     Attributes:
         gradients: for each step, the gradients by name as the optimizer got them, of each rank that holds them.
         weights: the weights and buffers of each rank at the end; buffers of the first replica alone.
+        norms: for each step that has ended, the norm of all gradients as each rank was told it.
         left: what buffers and mailboxes still hold at the end.
     """
 
@@ -38,6 +40,7 @@ class Run:
     record: RunRecord
     gradients: list[dict[str, list[Tensor]]] = field(default_factory=list)
     weights: dict[str, list[Tensor]] = field(default_factory=dict)
+    norms: list[list[float | None]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
     @property
@@ -46,7 +49,7 @@ class Run:
 
 
 class _Watch(Callback):
-    """Notes gradients before updates, and weights at the end."""
+    """Notes gradients before updates, norms after them, and weights at the end."""
 
     def __init__(self, run: Run, begin: int) -> None:
         self._run, self._begin = run, begin
@@ -64,6 +67,10 @@ class _Watch(Callback):
                     if parameter.grad is not None:
                         found = self._run.gradients[place].setdefault(stage.global_name(name), [])
                         found.append(parameter.grad.detach().clone())
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by another class of Lightning
+        self._run.norms += [[each.grad_norm] for each in callbacks if isinstance(each, StepClock)]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         strategy = trainer.strategy
@@ -110,6 +117,9 @@ def train(config: RunConfig, run_dir: Path, *, rehearse: bool = False, begin: in
 def _join(run: Run, own: Run) -> None:
     """Add what one rank has seen."""
     run.gradients += [{} for _ in own.gradients[len(run.gradients) :]]
+    run.norms += [[] for _ in own.norms[len(run.norms) :]]
+    for all_norms, norms in zip(run.norms, own.norms, strict=True):
+        all_norms += norms
     for found, step in [(run.weights, own.weights), *zip(run.gradients, own.gradients, strict=False)]:
         for name, tensors in step.items():
             found.setdefault(name, []).extend(tensors)
