@@ -65,7 +65,9 @@ class _Row(ShardedModule):
             finally:
                 module._parameters["bias"] = bias
         whole = leave(made, self.shard_group)
-        return whole if bias is None else whole + bias.reshape(-1, *[1] * (-1 - features))
+        if bias is None:
+            return whole
+        return whole + (bias if features == -1 else bias.reshape(-1, *[1] * (-1 - features)))
 
 
 class _Partial(ShardedModule):
