@@ -19,7 +19,17 @@ from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.registry import SPECS
 
-__all__ = ["FOUND_FIRST", "Choice", "Chosen", "Judge", "Refuses", "choose", "fewest_ranks_that_fit"]
+__all__ = [
+    "FASTEST",
+    "FOUND_FIRST",
+    "NOT_TOLD_APART",
+    "Choice",
+    "Chosen",
+    "Judge",
+    "Refuses",
+    "choose",
+    "fewest_ranks_that_fit",
+]
 
 Judge = Callable[[Mapping[str, Any]], RunPlan]
 """Plans the request with these keys; raises RequestError if a rule forbids it."""
@@ -30,6 +40,13 @@ Refuses = Callable[[Family], bool]
 _ATTEMPTS = 6  # plans of one family, each with what the one before needed more than was estimated
 FOUND_FIRST = "found first"
 """What is told of an answer that seemed to be the best until it was planned as it would be typed."""
+
+FASTEST = "the fastest"
+"""What is told of the fastest answer if a simpler one is taken."""
+
+NOT_TOLD_APART = 0.02
+"""The part of a step below which two plans of the same layers are as fast: what an overlap, messages and the engine's
+own work take is not known better than that, while an error in a layer's seconds is in both."""
 
 _LOOKS = 4  # times the answers that are planned: as many are looked at
 _PLAIN = "1f1b"
@@ -128,7 +145,7 @@ def choose(
     found = Chosen(best, [], chooser.searched, chooser.evaluated, chooser.complete, chooser.refusals)
     if not best.plan.fits:
         return replace(found, best=replace(best, plan=confirm(best.keys)))
-    best, *others = _confirmed([best, *chooser.others(best)], confirm, chooser.cost)
+    best, *others = _simplest_first(_confirmed([best, *chooser.others(best)], confirm, chooser.cost), chooser.cost)
     found.best, found.searched, found.evaluated = best, chooser.searched, chooser.evaluated
     found.runners_up = sorted(others, key=lambda each: (not each.plan.fits, chooser.cost(each)))
     found.planned = chooser.planned
@@ -178,6 +195,16 @@ def _confirmed(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], f
     first = pool[0] if at == 0 else replace(pool[0], told=FOUND_FIRST)
     rest = [first, *pool[1:]]
     return [replace(rest[at], told=""), *(each for place, each in enumerate(rest) if place != at)]
+
+
+def _simplest_first(choices: list[Choice], cost: Callable[[Choice], float]) -> list[Choice]:
+    """The choices, of which the first is the fastest, with the simplest in front that is as fast as is known."""
+    taken = _simplest([each for each in choices if each.plan.fits], cost, NOT_TOLD_APART)
+    fastest, *others = choices
+    if taken is None or taken is fastest:
+        return choices
+    rest = [each for each in others if each is not taken]
+    return [replace(taken, told=""), replace(fastest, told=FASTEST), *rest]
 
 
 class _Chooser:
@@ -236,7 +263,7 @@ class _Chooser:
             self._progress(f"planning layout {judged} of at most {effort.judged} ...")
             made += self._judged(search, known)
         fit = [each for each in made if each.plan.fits]
-        return _simplest(fit, self.cost) or min(made, key=_lack, default=None)
+        return _simplest(fit, self.cost, TIE) or min(made, key=_lack, default=None)
 
     def cost(self, choice: Choice) -> float:
         """Seconds of a step, with the engine's."""
@@ -305,8 +332,8 @@ def _lack(choice: Choice) -> tuple[int, float]:
     return choice.plan.lacks_bytes, choice.seconds
 
 
-def _simplest(choices: list[Choice], cost: Callable[[Choice], float]) -> Choice | None:
-    """The fastest; of those that are as fast, the one with fewest ranks and stages, and then the simplest."""
+def _simplest(choices: list[Choice], cost: Callable[[Choice], float], within: float) -> Choice | None:
+    """The fastest; of those that are longer by less than a part, the one with fewest ranks, and then the simplest."""
     if not choices:
         return None
     fastest = min(map(cost, choices))
@@ -327,7 +354,7 @@ def _simplest(choices: list[Choice], cost: Callable[[Choice], float]) -> Choice 
             cost(choice),
         )
 
-    return min((each for each in choices if cost(each) <= fastest * (1 + TIE)), key=simple)
+    return min((each for each in choices if cost(each) <= fastest * (1 + within)), key=simple)
 
 
 def _other_kinds(problem: PlanningProblem, best: PlanningAnswer) -> Iterator[tuple[str, PlanningProblem]]:

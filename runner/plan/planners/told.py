@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.config.units import format_bytes, format_seconds
-from runner.plan.planners.choose import FOUND_FIRST, Choice, Chosen
+from runner.plan.planners.choose import FASTEST, FOUND_FIRST, NOT_TOLD_APART, Choice, Chosen
 from runner.plan.planners.values import PlanningProblem
 from runner.plan.render import table_text
 from runner.plan.uncertainty import USUAL_GAIN
@@ -23,6 +23,8 @@ __all__ = [
     "other_values",
     "runners_up_text",
 ]
+
+_OF_SEARCH = (FASTEST, FOUND_FIRST)
 
 
 def chosen_lines(chosen: Chosen, problem: PlanningProblem, words: Sequence[str]) -> list[str]:
@@ -104,7 +106,9 @@ def _why(chosen: Chosen, problem: PlanningProblem) -> str:
     longer = other.seconds / chosen.best.seconds - 1
     by = "as fast" if abs(longer) < 0.0005 else f"{abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}"
     told += f"; the next of another kind ({other.told}) is {by}, {format_seconds(other.seconds)}"
-    close = [each.told for each in fitting if each.told != FOUND_FIRST and is_undecided(chosen.best, each)]
+    if any(each.told == FASTEST for each in fitting):
+        told += f"; what is chosen is simpler, and predictions do not tell gains below {NOT_TOLD_APART:.0%}"
+    close = [each.told for each in fitting if each.told not in _OF_SEARCH and is_undecided(chosen.best, each)]
     return f"{told}; within what is known, as fast are: {', '.join(close)}" if close else told
 
 
@@ -173,7 +177,9 @@ def runners_up_text(chosen: Chosen, width: int) -> str:
         return ""
     header = ("kind", "layout", "schedule", "T x b", "again", "ZeRO", "step", "peak", "lacks")
     rows = [_row(each) for each in (chosen.best, *chosen.runners_up)]
-    return table_text("", header, rows, width, left=1)
+    told = [at for at in range(len(header)) if any(row[at] not in ("-", "none") for row in rows)]
+    shown = [tuple(row[at] for at in told) for row in rows]
+    return table_text("", [header[at] for at in told], shown, width, left=1)
 
 
 def _row(choice: Choice) -> tuple[str, ...]:
