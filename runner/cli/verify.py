@@ -36,7 +36,7 @@ def run(arguments: Arguments) -> int:
     found = verify(config, steps=steps)
     if isinstance(found, int):
         return found
-    print(json.dumps(found.to_json(), indent=2) if arguments.switch("json") else _told(found))
+    print(json.dumps(found.to_json(), indent=2) if arguments.switch("json") else _told(found, config.precision.name))
     return EXIT_OK if found.equal else EXIT_DIFFERENT
 
 
@@ -50,7 +50,7 @@ def _steps(text: str | None) -> tuple[int, list[Problem]]:
     return DEFAULT_STEPS, [Problem("--steps", text, "must be a whole number, 1 or above", fix="--steps 4")]
 
 
-def _told(found: Comparison) -> str:
+def _told(found: Comparison, precision: str) -> str:
     largest = f"largest differences: loss {found.loss:.3g}, gradients {found.gradients:.3g}, "
     largest += f"weights {found.weights:.3g}"
     if found.equal:
@@ -59,4 +59,10 @@ def _told(found: Comparison) -> str:
     first = found.first_difference
     assert first is not None
     what = f"the {first.quantity} of {first.parameter}" if first.parameter is not None else "the loss"
-    return f"different from step {first.step} on, first {what}; {largest}"
+    told = f"different from step {first.step} on, first {what}; {largest}"
+    if found.promise == "bitwise" or first.step == 1 or precision == "fp64":
+        return told
+    return (
+        f"{told}\nThe first step is equal up to the order of sums. What an optimizer makes of weights whose"
+        " gradients are rounding alone may grow so far; precision=fp64 tells it from a mistake."
+    )
