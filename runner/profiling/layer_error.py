@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from runner.model.targets import in_short
 
 __all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
 
+_HEADS = {"num_key_value_heads": "heads of keys and values", "num_attention_heads": "heads of attention"}
+
 
 class LayerError(Exception):
     """A layer, or the loss (``index`` None), does not accept its input."""
@@ -24,6 +27,7 @@ class LayerError(Exception):
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
         self.index = index
         self.layer = what
+        self.heads = list(_heads(module)) if module is not None else []
         self.is_divided = module is not None and any(hasattr(each, "shard_group") for each in module.modules())
         self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
         if isinstance(cause, CannotPassError):
@@ -79,7 +83,20 @@ def _loss(config: RunConfig) -> tuple[str, str]:
     return ("loss", config.loss.name) if target.startswith("runner.") else ("loss.target", target)
 
 
+def _heads(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """What a model of transformers says of its heads: which, and how many."""
+    for config in (getattr(each, "config", None) for each in module.modules()):
+        for key, name in _HEADS.items():
+            if isinstance(count := getattr(config, key, None), int):
+                yield name, count
+
+
 def _cannot_be_divided(config: RunConfig, error: LayerError) -> Problem:
     degree = config.parallelism.tensor
+    most = degree // 2
     why = f"{error}: its code may count on features, or heads, of which a rank has only a part"
-    return Problem("parallelism.tensor", degree, f"must divide {error.layer}", why, f"parallelism.tensor={degree // 2}")
+    for name, count in error.heads:
+        if count % degree:
+            why, most = f"Its {count} {name} cannot be divided by {degree}", math.gcd(count, degree)
+            break
+    return Problem("parallelism.tensor", degree, f"must divide {error.layer}", why, f"parallelism.tensor={most}")
