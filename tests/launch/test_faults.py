@@ -22,6 +22,7 @@ from runner.errors import RunFailedError
 from runner.training.data.loading import make_loader
 
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
+PARTS = ("parallelism.tensor=2", "parallelism.sharding={0: column_gathered, 3: row_whole_input}")
 
 
 def start(directory: Path, *overrides: str) -> Warm:
@@ -81,15 +82,22 @@ def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
 
 
 @pytest.mark.costly
-def test_a_rank_that_is_killed_while_it_saves_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "place"),
+    [
+        (TWO, "rank 1 (stage 1, layers 2..3)"),
+        (PARTS, "rank 1 (stage 0, layers 0..3, part 1 of those of ranks 0, 1)"),
+    ],
+)
+def test_a_rank_that_is_killed_while_it_saves_ends_the_run(layout: tuple[str, ...], place: str, tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
-    started = start(directory, *TWO, "model.target=mine:waiting", "model.kwargs.phase=save", "trainer.max_steps=40")
+    started = start(directory, *layout, "model.target=mine:waiting", "model.kwargs.phase=save", "trainer.max_steps=40")
     waiting = directory / "waiting"
     wait_until(lambda: waiting.exists() and bool(waiting.read_text()))
     os.kill(int(waiting.read_text()), signal.SIGKILL)
     _, told = started.communicate(timeout=600)
     assert started.returncode == 1
-    assert "rank 1 (stage 1, layers 2..3) died: SIGKILL" in told
+    assert f"{place} died: SIGKILL" in told
     assert "Traceback" not in told
     made = record(directory / "run")
     assert made["status"] == "failed"

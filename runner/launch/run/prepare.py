@@ -238,12 +238,21 @@ def callable_problems(config: RunConfig) -> list[Problem]:
 
 
 def place_of(plan: RunPlan) -> Callable[[int], str]:
-    """Return a function from a global rank to a description of what it holds: ``stage 3, layers 12..15``."""
+    """Return a function from a global rank to a description of what it holds: ``stage 3, layers 12..15``.
+
+    Where ranks divide layers, it says which part the rank has, and which ranks have the others and wait for it.
+    """
+    topology = plan.topology
 
     def place(rank: int) -> str:
-        stages = plan.topology.stages_of(rank)
+        stages = topology.stages_of(rank)
         layers = ", ".join("{}..{}".format(*plan.partition[stage]) for stage in stages)
-        return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}, layers {layers}"
+        told = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}, layers {layers}"
+        if topology.num_shards == 1:
+            return told
+        at = topology.coordinates(rank)
+        group = topology.tensor_group(at.pipe, at.data)
+        return f"{told}, part {at.tensor} of those of ranks {', '.join(map(str, group))}"
 
     return place
 
