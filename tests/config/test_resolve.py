@@ -166,6 +166,13 @@ def test_letters_of_all_languages_need_no_quotes(typed: str) -> None:
     assert resolve(["model=mlp", typed]).run_dir == typed.partition("=")[2].strip('"')
 
 
+def test_names_of_a_mapping_may_be_in_quotes() -> None:
+    words = ["model=gpt", "parallelism.tensor=2"]
+    asked = resolve([*words, """parallelism.sharding={"blocks.*.up": "column",'0': row}"""]).parallelism.sharding
+    assert asked is not None
+    assert {str(name): way for name, way in asked.items()} == {"blocks.*.up": "column", "0": "row"}
+
+
 @pytest.mark.parametrize("typed", ["name=ä,ö", "name=[ä", "name=ä'"])
 def test_letters_beside_signs_with_a_meaning_are_read_by_the_grammar(typed: str) -> None:
     with pytest.raises(RequestError, match="name"):

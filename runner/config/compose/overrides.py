@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ SEVERAL = {"logger": "logger.others"}
 
 _OF_GRAMMAR = frozenset("'\"\\,[]{}()=$")
 """Characters that mean something in a value."""
+
+_QUOTED_NAME = re.compile(r"""(?<=[{,\s])(['"])([\w.*/-]+)\1\s*:""")
 
 _OF_MANY_NAMES = ("hardware",)
 """Groups whose options are things that have several names, each of which chooses the option."""
@@ -60,7 +63,7 @@ def _parsed(lines: Iterable[str]) -> tuple[list[tuple[str, Override]], list[Prob
     parsed: list[tuple[str, Override]] = []
     problems: list[Problem] = []
     for line in lines:
-        for form in dict.fromkeys((line, _in_quotes(line))):
+        for form in dict.fromkeys((line, _in_quotes(line), _with_plain_names(line))):
             try:
                 parsed.append((form, _parse(form)))
                 break
@@ -77,6 +80,12 @@ def _in_quotes(line: str) -> str:
     key, equals, value = line.partition("=")
     is_plain = equals and not value.isascii() and value.isprintable() and not _OF_GRAMMAR & set(value)
     return f'{key}="{value}"' if is_plain else line
+
+
+def _with_plain_names(line: str) -> str:
+    """An override whose mapping has names in quotes, as JSON and Python have them, without these: Hydra's have none."""
+    key, equals, value = line.partition("=")
+    return key + equals + _QUOTED_NAME.sub(r"\2:", value) if value.startswith("{") else line
 
 
 def _unreadable(line: str) -> Problem:
