@@ -64,10 +64,11 @@ class _Row(ShardedModule):
                 made = super().forward(value)  # type: ignore[misc]
             finally:
                 module._parameters["bias"] = bias
-        whole = leave(made, self.shard_group)
+        whole: Tensor = leave(made, self.shard_group)
         if bias is None:
             return whole
-        return whole + (bias if features == -1 else bias.reshape(-1, *[1] * (-1 - features)))
+        own: Tensor = bias if features == -1 else bias.reshape(-1, *[1] * (-1 - features))
+        return whole + own
 
 
 class _Partial(ShardedModule):
