@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 
 import pytest
 import tensor_models
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from zero_ranks import Result, train_groups
 
 from runner.plan.values import RunPlan
@@ -30,6 +31,12 @@ RUNS = {
     "begun": (*PARTS, "zero.stage=2", "trainer.max_steps=2"),
     "resumed_3": (*PARTS, "zero.stage=3", "resume={begun}"),
 }
+SGD = (
+    *(each for each in PARTS if not each.startswith(("optimizer.", "trainer.grad"))),
+    "optimizer=sgd", "optimizer.lr=1", "optimizer.momentum=0", "optimizer.weight_decay=0", "trainer.grad_clip_norm=0.1",
+    "parallelism.pipeline=2", "logger.name=csv",
+)  # fmt: skip
+CLIPPED = {f"sgd_{stage}_in_a_pipeline": (*SGD, f"zero.stage={stage}") for stage in (1, 2)}
 STAGES = {"zero_2_in_a_pipeline": (*PARTS, "zero.stage=2", "parallelism.pipeline=2")}
 START = {"start": [each for each in PARTS if "tensor=" not in each and "sharding" not in each and "data=2" not in each]}
 _STANDING = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.max_steps=1")
@@ -45,28 +52,41 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     groups: list[tuple[int, Mapping[str, Sequence[str]]]] = [
         (1, {name: [*words, *_STANDING] for name, words in START.items()}),
         (4, of_four),
-        (8, STAGES),
+        (8, {**STAGES, **CLIPPED}),
     ]
     return train_groups(place, groups, seconds=800)
 
 
-@pytest.fixture(scope="module")
-def plain(found: dict[str, Result]) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and weights of a plain loop over whole batches, from the initial weights."""
-    model = tensor_models.build()
-    model.load_state_dict(found["start"].weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
-    losses = []
+def train_plainly(
+    model: nn.Module, optimizer: torch.optim.Optimizer, clip: float
+) -> tuple[list[float], dict[str, Tensor], list[float]]:
+    """Losses, weights and norms of gradients of a plain loop over whole batches."""
+    losses, norms = [], []
     for step in range(3):
         samples = [tensor_models.data()[at] for at in range(8 * step, 8 * step + 8)]
         inputs, targets = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
         loss = tensor_models.loss(model(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip)))
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}, norms
+
+
+def started(found: dict[str, Result]) -> nn.Module:
+    """A model with the initial weights."""
+    model = tensor_models.build()
+    model.load_state_dict(found["start"].weights)
+    return model
+
+
+@pytest.fixture(scope="module")
+def plain(found: dict[str, Result]) -> tuple[list[float], dict[str, Tensor]]:
+    model = started(found)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    losses, weights, _ = train_plainly(model, optimizer, 0.5)
+    return losses, weights
 
 
 _SCALARS = 64
@@ -89,3 +109,18 @@ def test_a_run_gives_what_one_process_gives(
     peak = made.record["peak_memory_bytes"]
     for counted, predicted in zip(peak["measured"], peak["predicted"], strict=True):
         assert (0.85 if name.endswith("_3") else 0.9) * predicted <= counted <= predicted + _SCALARS
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", CLIPPED)
+def test_gradients_are_clipped_by_the_norm_of_one_process(name: str, found: dict[str, Result]) -> None:
+    """With SGD, which a wrong factor moves elsewhere. The norm counts parts of weights once, and whole ones once."""
+    model, made = started(found), found[name]
+    losses, weights, norms = train_plainly(model, torch.optim.SGD(model.parameters(), lr=1), 0.1)
+    assert min(norms) > 0.2
+    assert made.loss == pytest.approx(losses, rel=1e-6)
+    with (made.run_dir / "csv" / "metrics.csv").open(encoding="utf-8", newline="") as lines:
+        told = [float(row["grad_norm"]) for row in csv.DictReader(lines) if row.get("grad_norm")]
+    assert told == pytest.approx(norms, rel=1e-6)
+    for key, value in weights.items():
+        torch.testing.assert_close(made.weights[key], value, rtol=1e-6, atol=1e-6, msg=key)
