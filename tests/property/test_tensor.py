@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from whole_runs import Run, peaks, train
 
+from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError, RunFailedError
 from runner.launch.run.prepare import prepare
@@ -385,6 +387,21 @@ def test_adapters_are_divided_with_their_weights(layout: tuple[str, ...], tmp_pa
 
 
 @pytest.mark.costly
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_adapters_are_exported_whole(tmp_path: Path) -> None:
+    run(tmp_path / "whole", *_ADAPTER)
+    divided(tmp_path / "parts", *_ADAPTER, "parallelism.tensor=2")
+    folders = [exported(tmp_path / name, f"{name}_peft", "--format", "peft") for name in ("whole", "parts")]
+    whole, parts = [load_file(folder / "adapter_model.safetensors") for folder in folders]
+    assert len(whole) == 2 * (4 * (len(_ADAPTED) - 1) + 1)
+    assert set(parts) == set(whole)
+    require_same_weights(parts, whole)
+    assert all(value.abs().max() > 1e-3 for value in whole.values())
+    first, second = [(folder / "adapter_config.json").read_bytes() for folder in folders]
+    assert first == second
+
+
+@pytest.mark.costly
 def test_adapters_drop_what_one_process_drops(tmp_path: Path) -> None:
     """Where they read what all ranks have."""
     adapter = ("adapter=lora", "adapter.targets=[three,gate,head]", "adapter.dropout=0.3")
@@ -486,6 +503,55 @@ def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path:
     require_close(seen, losses)
     assert before is not None
     require_same_weights(weights_of(before), weights)
+
+
+@pytest.mark.costly
+def test_dropout_goes_on_in_every_other_layout(tmp_path: Path) -> None:
+    """Masks are of micro-batches of whole values: those of two replicas are those of two micro-batches in turn."""
+    dropout, twice = "model.kwargs.dropout=0.1", "schedule.microbatches=2"
+    layouts = [
+        (_SHARDING, "parallelism.pipeline=2", "parallelism.tensor=2", twice),
+        ("parallelism.data=2",),
+        (_SHARDING, "parallelism.tensor=4", twice),
+        (_SHARDING, "parallelism=three_d"),
+    ]
+    expected = run(tmp_path / "whole", dropout, twice, f"trainer.max_steps={len(layouts)}")
+    seen: list[float] = []
+    for step, layout in enumerate(layouts, 1):
+        resume = (f"resume={tmp_path / str(step - 1)}/checkpoints/step-{step - 1}.ckpt",) if step > 1 else ()
+        seen += run(tmp_path / str(step), dropout, *layout, *resume, f"trainer.max_steps={step}").losses[-1:]
+    require_close(seen, expected.losses)
+    require_same_weights(weights_of(tmp_path / str(len(layouts))), weights_of(tmp_path / "whole"))
+
+
+@pytest.mark.costly
+def test_every_layout_exports_the_same_file(tmp_path: Path) -> None:
+    """Of a trained model, which goes on in other layouts for a step that changes no weight."""
+    trained = divided(tmp_path / "trained", "parallelism.tensor=2", "parallelism.pipeline=2")
+    layouts = {"parts": (_SHARDING, "parallelism.tensor=4"), "stages": (_SHARDING, "parallelism=three_d"), "whole": ()}
+    still = (f"resume={tmp_path}/trained/checkpoints/step-{STEPS}.ckpt", f"trainer.max_steps={STEPS + 1}")
+    files = []
+    for name, layout in layouts.items():
+        run(tmp_path / name, *layout, *still, "optimizer.lr=1e-50", "optimizer.weight_decay=0")
+        files.append(exported(tmp_path / name, f"{name}.safetensors"))
+    assert trained.losses[-1] < trained.losses[0]
+    first, *others = [_header_and_data(file) for file in files]
+    assert all(other == first for other in others)
+    weights = weights_of(tmp_path / "trained")
+    assert all(torch.equal(value, weights[name]) for name, value in load_file(files[0]).items())
+
+
+def _header_and_data(file: Path) -> tuple[Any, bytes]:
+    """Of a file of safetensors, which writes the two words of the metadata in any order."""
+    raw = file.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:end]), raw[end:]
+
+
+def exported(run_dir: Path, name: str, *words: str) -> Path:
+    """What the command writes of a run."""
+    assert main(["export", str(run_dir), str(run_dir.parent / name), *words]) == 0
+    return run_dir.parent / name
 
 
 @pytest.mark.costly
