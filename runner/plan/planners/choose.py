@@ -29,6 +29,7 @@ __all__ = [
     "Refuses",
     "choose",
     "fewest_ranks_that_fit",
+    "simplest_first",
 ]
 
 Judge = Callable[[Mapping[str, Any]], RunPlan]
@@ -145,7 +146,8 @@ def choose(
     found = Chosen(best, [], chooser.searched, chooser.evaluated, chooser.complete, chooser.refusals)
     if not best.plan.fits:
         return replace(found, best=replace(best, plan=confirm(best.keys)))
-    best, *others = _simplest_first(_confirmed([best, *chooser.others(best)], confirm, chooser.cost), chooser.cost)
+    confirmed = _confirmed([best, *chooser.others(best)], confirm, chooser.cost)
+    best, *others = simplest_first(confirmed, confirm, chooser.cost)
     found.best, found.searched, found.evaluated = best, chooser.searched, chooser.evaluated
     found.runners_up = sorted(others, key=lambda each: (not each.plan.fits, chooser.cost(each)))
     found.planned = chooser.planned
@@ -197,14 +199,21 @@ def _confirmed(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], f
     return [replace(rest[at], told=""), *(each for place, each in enumerate(rest) if place != at)]
 
 
-def _simplest_first(choices: list[Choice], cost: Callable[[Choice], float]) -> list[Choice]:
-    """The choices, of which the first is the fastest, with the simplest in front that is as fast as is known."""
-    taken = _simplest([each for each in choices if each.plan.fits], cost, NOT_TOLD_APART)
-    fastest, *others = choices
-    if taken is None or taken is fastest:
-        return choices
-    rest = [each for each in others if each is not taken]
-    return [replace(taken, told=""), replace(fastest, told=FASTEST), *rest]
+def simplest_first(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], float]) -> list[Choice]:
+    """The choices, of which the first is the fastest and planned as it would be typed, with the simplest in front that
+    is as fast as is known, planned so, too."""
+    pool, done = list(choices), {0}
+    while True:
+        taken = _simplest([each for each in pool if each.plan.fits], cost, NOT_TOLD_APART)
+        at = next((place for place, each in enumerate(pool) if each is taken), 0)
+        if at in done:
+            break
+        done.add(at)
+        pool[at] = replace(pool[at], plan=confirm(pool[at].keys))
+    if at == 0:
+        return pool
+    rest = [each for place, each in enumerate(pool) if place not in (0, at)]
+    return [replace(pool[at], told=""), replace(pool[0], told=FASTEST), *rest]
 
 
 class _Chooser:
