@@ -38,6 +38,8 @@ _TASKS = {
     "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
 
+_POSITIONS = "max_position_embeddings"
+
 
 def build(
     task: str | None = None,
@@ -60,7 +62,8 @@ def build(
         config_class: its configuration class, e.g. ``GPT2Config``; or
         pretrained: a folder whose ``config.json`` says all this.
         initialise: whether the weights get initial values; without them their memory is not touched.
-        config: the configuration's fields, e.g. ``hidden_size`` or the architecture's own names.
+        config: the configuration's fields, e.g. ``hidden_size`` or the architecture's own names. Where positions have
+            no limit, as in Bloom and T5, ``max_position_embeddings`` is left out.
 
     Raises:
         ValueError: there is no such architecture, task or field, a field would load trained weights, or one asks for
@@ -130,6 +133,8 @@ def configuration(
         raise ValueError(f"{', '.join(loaded)} would load trained weights: {why}")
     if pretrained is None:
         kind = _configuration_class(model_type, config_class)
+        if not hasattr(kind(), _POSITIONS):  # rows may be of any length
+            fields.pop(_POSITIONS, None)
         _refuse_unknown(kind(), fields)
         made = kind(**fields)
     else:
