@@ -22,6 +22,8 @@ try:
     import transformers
 except ImportError as error:
     raise ImportError("transformers is not installed: pip install -e '.[huggingface]'") from error
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 18):  # its masks cannot be those of a real run
+    raise ImportError(f"transformers {transformers.__version__} is older than 5.18: pip install -U transformers")
 
 from runner.zoo.own_losses import refuse_own_losses
 from runner.zoo.packing import one_sequence_a_row, telling_apart
