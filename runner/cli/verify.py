@@ -60,9 +60,10 @@ def _told(found: Comparison, precision: str) -> str:
     assert first is not None
     what = f"the {first.quantity} of {first.parameter}" if first.parameter is not None else "the loss"
     told = f"different from step {first.step} on, first {what}; {largest}"
-    if found.promise == "bitwise" or first.step == 1 or precision == "fp64":
+    is_first = first.step == 1 and first.quantity != "weight"
+    if found.promise == "bitwise" or is_first or precision == "fp64":
         return told
     return (
-        f"{told}\nThe first step is equal up to the order of sums. What an optimizer makes of weights whose"
-        " gradients are rounding alone may grow so far; precision=fp64 tells it from a mistake."
+        f"{told}\nWhat came before is equal up to the order of sums. An optimizer that rounds to fewer bits, as Muon does,"
+        " and weights whose gradients are rounding alone may let that grow so far; precision=fp64 tells it from a mistake."
     )
