@@ -64,6 +64,7 @@ def _told(found: Comparison, precision: str) -> str:
     if found.promise == "bitwise" or is_first or precision == "fp64":
         return told
     return (
-        f"{told}\nWhat came before is equal up to the order of sums. An optimizer that rounds to fewer bits, as Muon does,"
-        " and weights whose gradients are rounding alone may let that grow so far; precision=fp64 tells it from a mistake."
+        f"{told}\nWhat came before is equal up to the order of sums. An optimizer that rounds to fewer bits, as Muon"
+        " does, and weights whose gradients are rounding alone may let that grow so far; precision=fp64 tells it from a"
+        " mistake."
     )
