@@ -161,7 +161,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
     assert resolve(["parallelism=single", "parallelism.pipeline=3"]).parallelism.pipeline == 3
 
 
-@pytest.mark.parametrize("typed", ["run_dir=/data/Jürgen/läufe", "run_dir=/数据/运行 1", 'run_dir="/data/läufe"'])
+@pytest.mark.parametrize("typed", ["run_dir=Jürgen/läufe", "run_dir=数据/运行 1", 'run_dir="läufe"'])
 def test_letters_of_all_languages_need_no_quotes(typed: str) -> None:
     assert resolve(["model=mlp", typed]).run_dir == typed.partition("=")[2].strip('"')
 
