@@ -7,13 +7,14 @@ import shutil
 import signal
 from pathlib import Path
 
+import rehearsing
 import resume_zoo
 import torch
 from torch import Tensor, nn
 
 
 class Acts(nn.Module):
-    """Passes on what it gets; at one forward of training it acts, and never again.
+    """Passes on what it gets; at one forward of training it acts, and never again. The rehearsal's are not counted.
 
     Args:
         how: ``kill`` this process, or ``remove`` a folder.
@@ -25,9 +26,11 @@ class Acts(nn.Module):
         super().__init__()
         self._how, self._left, self._folder = how, at, Path(folder)
         self._mark = Path(f"{folder}-was-killed")
+        self._engine = rehearsing.Watch()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled() and x.device.type != "meta" and "RANK" in os.environ:
+        trains = self.training and torch.is_grad_enabled() and x.device.type != "meta" and "RANK" in os.environ
+        if trains and not self._engine.rehearses:
             self._left -= 1
             if self._left == 0 and not self._mark.exists():
                 self._act()

@@ -13,11 +13,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import rehearsing
 import resume_zoo
 import torch
 from torch import Tensor, nn
 
-from runner.engine.engine import Engine
 from runner.record import read_steps
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 
@@ -30,13 +30,13 @@ class Killer:
         self._places = run / "places"
         self._asked = self._left()[:1]
         self._counts: dict[str, int] = {}
-        self._rehearses = False
+        self._engine = rehearsing.Watch()
 
     def _left(self) -> list[str]:
         return self._places.read_text().splitlines() if self._places.exists() else []
 
     def reached(self, phase: str) -> None:
-        if self._rehearses:
+        if self._engine.rehearses:
             return
         self._counts[phase] = self._counts.get(phase, 0) + 1
         lines = self._left()
@@ -50,15 +50,8 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self) -> None:
-        """The rehearsal, every part of a checkpoint that is taken, and every file just before it gets its name."""
-        rehearse, take, replace = Engine.rehearse, NamedCheckpointStrategy.saved_parts, os.replace
-
-        def rehearsed(engine: Engine, *args: Any) -> Any:
-            self._rehearses = True
-            try:
-                return rehearse(engine, *args)
-            finally:
-                self._rehearses = False
+        """Every part of a checkpoint that is taken, and every file just before it gets its name."""
+        take, replace = NamedCheckpointStrategy.saved_parts, os.replace
 
         def saved_parts(strategy: Any, own: Any) -> Any:
             self.reached("save")
@@ -69,7 +62,6 @@ class Killer:
                 self.reached("write")
             replace(source, target)
 
-        Engine.rehearse = rehearsed  # type: ignore[assignment,method-assign]
         NamedCheckpointStrategy.saved_parts = saved_parts  # type: ignore[assignment]
         os.replace = renamed  # type: ignore[assignment]
 
