@@ -60,11 +60,13 @@ def _counted(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _peers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| width | samples x tokens | contestant | processor time of a rank's step | gradient off by |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| width | samples x tokens | contestant | processor time of a rank's step | wall time | gradient off by |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for row in rows:
         size = f"{row['width']} | {row['samples']} x {row['tokens']}"
-        yield f"| {size} | {row['contestant']} | {row['milliseconds']:.1f} ms | {row['off']:.0e} |"
+        times = f"{row['milliseconds']:.1f} ms | {row['wall_milliseconds']:.1f} ms"
+        off = "-" if row["off"] is None else f"{row['off']:.0e}"
+        yield f"| {size} | {row['contestant']} | {times} | {off} |"
 
 
 if __name__ == "__main__":

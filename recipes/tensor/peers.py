@@ -30,6 +30,7 @@ from runner.recipes.tensor.frameworks import frameworks
 __all__ = ["compare", "measured"]
 
 _WARM, _HEAD = 2, 32
+_ALONE = "runner, without exchanges"  # what its products and operators cost; it learns nothing
 _RULES = {"query": "column", "key": "column", "value": "column", "out": "row", "up": "column", "down": "row"}
 
 
@@ -57,7 +58,7 @@ class Block(nn.Module):
 
 
 def compare(ranks: int, *, width: int, layers: int, samples: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each contestant: milliseconds of processor time of a rank, and how far its gradients are off."""
+    """A row for each contestant: milliseconds of a rank's step, and how far a gradient is off."""
     sizes = {"width": width, "layers": layers, "samples": samples, "tokens": tokens, "rounds": rounds}
     return [{"ranks": ranks, **sizes, **row} for row in run_ranks(ranks, measured, sizes)]
 
@@ -74,26 +75,34 @@ def measured(sizes: dict[str, int]) -> list[dict[str, Any]]:
         name: float((_first_gradient(each, batch) - expected).abs().max() / expected.abs().max())
         for name, each in contestants.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    contestants[_ALONE] = _by_runner(model, exchanges=False)
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     steps = {name: _stepping(each, batch) for name, each in contestants.items()}
     for number in range(_WARM + sizes["rounds"]):
         for name, step in steps.items():
             dist.barrier()
-            start = time.process_time()
+            worked, started = time.process_time(), time.perf_counter()
             step()
             if number >= _WARM:
-                seconds[name].append(time.process_time() - start)
+                seconds[name].append((time.process_time() - worked, time.perf_counter() - started))
     return [
-        {"contestant": name, "milliseconds": 1000 * median(seconds[name]), "off": off[name]} for name in contestants
+        {
+            "contestant": name,
+            "milliseconds": 1000 * median(worked for worked, _ in seconds[name]),
+            "wall_milliseconds": 1000 * median(passed for _, passed in seconds[name]),
+            "off": off.get(name),
+        }
+        for name in contestants
     ]
 
 
-def _by_runner(model: nn.Module) -> nn.Module:
+def _by_runner(model: nn.Module, exchanges: bool = True) -> nn.Module:
     own, ranks = copy.deepcopy(model), tuple(range(dist.get_world_size()))
     group = ShardGroup(len(ranks), dist.get_rank())
     Division(group).apply([(str(number), block) for number, block in enumerate(own.children())])
-    transport = ProcessTransport(torch.device("cpu"), [ranks], timeout_seconds=120.0)
-    group.exchange = TensorGroup(transport, ranks)
+    if exchanges:
+        transport = ProcessTransport(torch.device("cpu"), [ranks], timeout_seconds=120.0)
+        group.exchange = TensorGroup(transport, ranks)
     own.group = group  # type: ignore[assignment]  # operators know it by its name alone
     return own
 

@@ -75,7 +75,7 @@ def test_an_alexnet_sends_what_the_formula_says(way: str) -> None:
 def test_other_ways_of_dividing_layers_have_the_same_gradients() -> None:
     rows = compare_peers(2, width=64, layers=1, samples=1, tokens=4, rounds=1)
     assert [row["contestant"] for row in rows][:4] == ["whole", "runner", "DTensor", "AutoTP"]
-    assert max(row["off"] for row in rows) < 1e-5
+    assert max(row["off"] for row in rows if row["off"] is not None) < 1e-5
 
 
 def test_a_block_sums_twice_in_each_pass() -> None:
@@ -88,8 +88,9 @@ def test_a_block_sums_twice_in_each_pass() -> None:
 
 def test_pages_are_made_of_rows(tmp_path: Path) -> None:
     row = {"layout": "tensor 2", "sent": 10.0, "formula": 10.0, "peak": 5, "planned": 6, "loss": 1.0}
-    peer = {"width": 8, "samples": 1, "tokens": 2, "contestant": "runner", "milliseconds": 1.25, "off": 1e-7}
+    peer = {"width": 8, "samples": 1, "tokens": 2, "contestant": "runner"}
+    peer |= {"milliseconds": 1.25, "wall_milliseconds": 2.5, "off": 1e-7}
     text = markdown({"rows": [row], "peers": [peer]})
     assert "| tensor 2 | 10 | 10 | 5 | 6 | 1.00000 |" in text
-    assert "| 8 | 1 x 2 | runner | 1.2 ms | 1e-07 |" in text
+    assert "| 8 | 1 x 2 | runner | 1.2 ms | 2.5 ms | 1e-07 |" in text
     assert "sent in a step" in draw(tmp_path / "made.svg", [row]).read_text(encoding="utf-8")
