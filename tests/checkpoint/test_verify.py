@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,22 @@ import pytest
 import warm
 from resume_runs import command
 
+COMMON = ["device=cpu", "--steps", "2", "--json"]
 SMALL = [
+    *COMMON,
     "model.target=resume_zoo:model",
     "data.target=resume_zoo:data",
     "loss=mse",
     "data.batch_size=13",
     "schedule.microbatches=3",
-    "device=cpu",
-    "--steps",
-    "2",
-    "--json",
+]
+GPT = [
+    *COMMON,
+    "model=gpt",
+    "model.kwargs.width=16",
+    "model.kwargs.layers=2",
+    "data.batch_size=4",
+    *(f"{group}.kwargs.{size}" for group in ("model", "data") for size in ("vocab_size=131", "sequence_length=8")),
 ]
 LAYOUTS = {
     "pipeline x data": ["parallelism.pipeline=2", "parallelism.data=2", "optimizer=sgd", "optimizer.momentum=0.9"],
@@ -32,8 +39,10 @@ BROKEN = {
 }
 
 
-def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[int, dict[str, Any], str]:
-    line, environment = command("verify", *SMALL, *overrides)
+def verify(
+    directory: Path, *overrides: str, base: Sequence[str] = SMALL, entry: str | None = None
+) -> tuple[int, dict[str, Any], str]:
+    line, environment = command("verify", *base, *overrides)
     if entry is not None:
         code = (
             "import sys, runner.launch.verify as v; from runner.cli.main import main; right = v.verify;"
@@ -56,6 +65,31 @@ def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
     assert document["promise"] == ("bitwise" if in_order else "rounding")
     assert document["bitwise"] is True or not in_order
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    ("ranks", "precision", "rounding", "of_weights"), [(2, "fp32", 2e-6, 1e-3), (4, "fp64", 1e-13, 1e-11)]
+)
+def test_divided_layers_are_equal_with_rounding(
+    ranks: int, precision: str, rounding: float, of_weights: float, tmp_path: Path
+) -> None:
+    """Neither 2 nor 4 divides the 131 tokens. Adam moves a weight far by the rounding of a gradient of zero."""
+    status, document, said = verify(tmp_path, f"parallelism.tensor={ranks}", f"precision={precision}", base=GPT)
+    assert status == 0, said
+    assert document["equal"] is True
+    assert document["promise"] == "rounding"
+    differences = document["max_abs_difference"]
+    assert 0 < differences["gradients"] < rounding
+    assert differences["loss"] < rounding
+    assert differences["weights"] < of_weights
+
+
+@pytest.mark.costly
+def test_layers_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    status, document, said = verify(tmp_path, "model=mlp", "parallelism.tensor=2", base=COMMON)
+    assert (status, document) == (2, {})
+    assert said.startswith("parallelism.tensor = 2: must divide a layer. left whole: 0.0.weight: its result leaves the")
 
 
 @pytest.mark.costly
