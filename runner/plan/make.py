@@ -408,7 +408,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePre
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *varying_size_notes(draft.profile),
-        *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware)),
+        *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware), draft.network),
         *kept,
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
         *_move_notes(draft.schedule, stages.figures),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from runner.config.units import format_seconds
+from runner.plan.time.network import Network
+from runner.plan.time.tensor import exchange_seconds
 from runner.profile import ModelProfile
 
 __all__ = ["draw_problem", "part_notes"]
@@ -11,13 +14,14 @@ __all__ = ["draw_problem", "part_notes"]
 _MOST_NAMED = 3
 
 
-def part_notes(profile: ModelProfile, ranks: int, per_node: int | None) -> Iterator[str]:
+def part_notes(profile: ModelProfile, ranks: int, per_node: int | None, network: Network) -> Iterator[str]:
     """Yield notes about what has other kernels, what is divided, what stays whole, and what ranks draw by themselves.
 
     Args:
         profile: a rank's profile.
         ranks: the number of ranks that divide each layer.
         per_node: neighbouring ranks that exchange without the network; None: all.
+        network: the links between ranks.
     """
     if profile.own_kernels:
         yield "not all of the model has the kernels that are asked for" + _listed(profile.own_kernels)
@@ -32,9 +36,14 @@ def part_notes(profile: ModelProfile, ranks: int, per_node: int | None) -> Itera
     if profile.whole_tokens:
         yield "not all values between layers are divided by tokens" + _listed(profile.whole_tokens)
     if per_node is not None and per_node % ranks:
+        rows = (*profile.layers, profile.loss)
+        exchanges = [each for row in rows for each in (*row.forward_exchanges, *row.backward_exchanges)]
+        seconds = (exchange_seconds(exchanges, ranks, link) for link in (network.parts(ranks), network.inside))
+        there, here = map(format_seconds, seconds)
         yield (
-            f"{ranks} ranks that divide layers are not all on a node of {per_node}, and exchange over the network; a "
-            f"number that divides {per_node} keeps them together"
+            f"{ranks} ranks that divide layers are not all on a node of {per_node}, and exchange over the network: a "
+            f"micro-batch waits {there} for its exchanges, which would be {here} between neighbours; a number that "
+            f"divides {per_node} keeps them together"
         )
     why = draw_problem(profile)
     if why is not None:

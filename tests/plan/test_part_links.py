@@ -6,8 +6,9 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
+from runner.plan.part_notes import part_notes
 from runner.plan.stages.figures import stage_figures
-from runner.plan.time.network import network_of, one_link
+from runner.plan.time.network import LinkClass, Network, network_of, one_link
 from runner.plan.time.predict import stage_costs
 from runner.plan.time.tensor import exchange_seconds, scatters, with_boundaries
 from runner.plan.values import Link
@@ -62,3 +63,13 @@ def test_a_boundary_by_parts_takes_a_part_and_a_gathering() -> None:
     assert list(whole.comm) == [pytest.approx(1e-3 + 0.4)]
     assert list(made.comm) == [pytest.approx(1e-3 + 0.1 + 3 * (1e-3 + 0.1))]
     assert list(made.occupancy or ()) == [pytest.approx(0.1)]
+
+
+@pytest.mark.parametrize(("per_node", "told"), [(2, ["600 ms", "6 ms"]), (8, []), (None, [])])
+def test_a_group_beyond_a_node_is_told_with_its_seconds(per_node: int | None, told: list[str]) -> None:
+    """Two sums of 400 bytes by four ranks: 2 x 6 messages of 100 bytes, of 0.05 s each there and 0.5 ms here."""
+    network = Network((LinkClass(Link(0.0, 200e3), 2), LinkClass(Link(0.0, 2e3))))
+    profile = model([layer(forward_exchanges=(Exchange("all_reduce", 400, 2),))])
+    lines = [line for line in part_notes(profile, 4, per_node, network) if "network" in line]
+    assert [words in line for line in lines for words in told] == [True for _ in told]
+    assert len(lines) == bool(told)
