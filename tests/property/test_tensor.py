@@ -687,7 +687,11 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
         (("parallelism.tensor=8", _SHARDING), "must divide layer 1 (Block)"),
         (
             ("parallelism.tensor=2", "model.kwargs.tied=true", _SHARDING.replace("column_gathered", "whole")),
-            "must leave the output of layer 5 (Unembed) whole",
+            "must divide head and table alike. They hold the same weight, and table is embedding",
+        ),
+        (
+            ("parallelism.tensor=2", "model.kwargs.tied=true", _SHARDING.replace("embedding", "whole")),
+            "must divide head and table alike. They hold the same weight, and table is whole",
         ),
         (("parallelism.tensor=2", "parallelism.sharding={*.nothing: row}"), "must name modules"),
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),

@@ -195,6 +195,7 @@ class Division:
         self.divides |= any(place.rules is not None for place in places)
         chosen = _with_tied(places)
         raise_problems(list(dict.fromkeys(problem for place in chosen for problem in self._problems_of(place))))
+        raise_problems(list(_two_ways(chosen)))
         for place in chosen:
             style = place.style or "whole"
             if style in DRAWS:
@@ -269,6 +270,19 @@ def _with_tied(places: Sequence[_Place]) -> list[_Place]:
         if tied is not None and tied not in ("whole", "partial"):
             found.append(replace(place, style=_OTHER_SIDE.get(tied, tied)))
     return found
+
+
+def _two_ways(places: Sequence[_Place]) -> Iterator[Problem]:
+    """A problem for each module whose rule divides a weight otherwise than that of another module which holds it."""
+    first: dict[int, _Place] = {}
+    for place in places:
+        for weight in _own(place):
+            other = first.setdefault(id(weight), place)
+            one, two = other.style or "whole", place.style or "whole"
+            if two not in (one, _OTHER_SIDE.get(one)) and one != _OTHER_SIDE.get(two):
+                rule = f"must divide {place.name} and {other.name} alike"
+                why = f"They hold the same weight, and {other.name} is {one}"
+                yield Problem(_SHARDING, two, rule, why, f"{_OTHER_SIDE.get(one, one)} for {place.name}")
 
 
 def _own(place: _Place) -> list[nn.Parameter]:
