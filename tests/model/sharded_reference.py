@@ -6,7 +6,8 @@ rank's part, each value that all ranks have is read by t copies, whose gradients
 or a division between residual and norm, has other last bits.
 
 Both have all that a decoder may: grouped queries, a norm per head, biases of columns and rows, a gated MLP, norms with
-and without bias, a vocabulary that t does not divide, and, without ``head``, one table for embedding and logits.
+and without bias, a vocabulary that t does not divide, and, without ``head``, one table for embedding and logits. With
+``gate_a`` there are two thin matrices beside the gate, whose features ranks divide, and beside the row behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 WIDTH, HEADS, KEY_HEADS, HEAD, INNER, BLOCKS, SIZE = 16, 8, 4, 4, 24, 2, 131
+THIN = 3
 Weights = dict[str, Tensor]
 SHAPES = {
     **{"norm": (WIDTH,), "norm_bias": (WIDTH,), "feed_norm": (WIDTH,), "head_norm": (HEAD,)},
@@ -28,13 +30,15 @@ SHAPES = {
     **{"gate": (INNER, WIDTH), "up": (INNER, WIDTH), "up_bias": (INNER,)},
     **{"down": (WIDTH, INNER), "down_bias": (WIDTH,)},
 }
-DIVIDED = dict.fromkeys(("tokens", "head", "query", "query_bias", "key", "value", "gate", "up", "up_bias"), 0)
-DIVIDED |= dict.fromkeys(("out", "down"), 1)
+ADAPTERS = {"gate_a": (THIN, WIDTH), "gate_b": (INNER, THIN), "down_a": (THIN, INNER), "down_b": (WIDTH, THIN)}
+DIVIDED = dict.fromkeys(("tokens", "head", "query", "query_bias", "key", "value", "gate", "up", "up_bias", "gate_b"), 0)
+DIVIDED |= dict.fromkeys(("out", "down", "down_a"), 1)
 
 
-def make_weights(tied: bool, dtype: torch.dtype) -> Weights:
+def make_weights(tied: bool, dtype: torch.dtype, adapted: bool = False) -> Weights:
     """The whole weights, by names such as ``0.query``; norms' lie around 1."""
-    blocks = {f"{block}.{name}": shape for block in range(BLOCKS) for name, shape in SHAPES.items()}
+    of_block = SHAPES | (ADAPTERS if adapted else {})
+    blocks = {f"{block}.{name}": shape for block in range(BLOCKS) for name, shape in of_block.items()}
     shapes = {"tokens": (SIZE, WIDTH), **blocks, "last_norm": (WIDTH,)} | ({} if tied else {"head": (SIZE, WIDTH)})
     generator = torch.Generator().manual_seed(1)
     drawn = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -74,8 +78,15 @@ def whole_loss(weights: Weights, ids: Tensor, target: Tensor) -> Tensor:
         key, value = functional.linear(y, own["key"]), functional.linear(y, own["value"])
         x = x + functional.linear(attention(query, key, value, own["head_norm"]), own["out"], own["out_bias"])
         y = functional.rms_norm(x, (WIDTH,), own["feed_norm"], 1e-6)
-        hidden = functional.silu(functional.linear(y, own["gate"])) * functional.linear(y, own["up"], own["up_bias"])
-        x = x + functional.linear(hidden, own["down"], own["down_bias"])
+        gate, up = functional.linear(y, own["gate"]), functional.linear(y, own["up"], own["up_bias"])
+        beside = {name: weights[f"{block}.{name}"] for name in ADAPTERS if f"{block}.{name}" in weights}
+        if beside:
+            gate = gate + functional.linear(functional.linear(y, beside["gate_a"]), beside["gate_b"])
+        hidden = functional.silu(gate) * up
+        left = functional.linear(hidden, own["down"], own["down_bias"])
+        if beside:
+            left = left + functional.linear(functional.linear(hidden, beside["down_a"]), beside["down_b"])
+        x = x + left
     x = functional.rms_norm(x, (WIDTH,), weights["last_norm"], 1e-6)
     logits = functional.linear(x, weights.get("head", weights["tokens"]))
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
@@ -158,6 +169,12 @@ def sharded_loss(parts: list[Weights], ids: Tensor, target: Tensor, sequence: bo
             for each, own in zip(x, zip(weights, shifts, strict=True), strict=True)
         ]
 
+    def thin(value: Sequence[Tensor], name: str) -> list[Tensor]:
+        return [functional.linear(each, own) for each, own in zip(value, copies(name, streams), strict=True)]
+
+    def added(values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+        return [each + other for each, other in zip(values, others, strict=True)]
+
     x = list(summed(streams, (looked_up(ids, own["tokens"], rank) for rank, own in enumerate(parts))))
     for block in map(str, range(BLOCKS)):
         y = copied(ranks, *norm(x, f"{block}.norm", f"{block}.norm_bias"))
@@ -165,12 +182,18 @@ def sharded_loss(parts: list[Weights], ids: Tensor, target: Tensor, sequence: bo
         key, value = linear(y, f"{block}.key"), linear(y, f"{block}.value")
         mixed = map(attention, query, key, value, copies(f"{block}.head_norm", ranks))
         left = leave(linear(list(mixed), f"{block}.out"), f"{block}.out_bias")
-        x = [each + own for each, own in zip(x, left, strict=True)]
-        y = copied(ranks, *norm(x, f"{block}.feed_norm"))
+        x = added(x, left)
+        fed = norm(x, f"{block}.feed_norm")
+        y = copied(ranks, *fed)
         gate, up = linear(y, f"{block}.gate"), linear(y, f"{block}.up", f"{block}.up_bias")
+        adapted = f"{block}.gate_a" in parts[0]
+        if adapted:
+            gate = added(gate, linear(copied(ranks, *thin(fed, f"{block}.gate_a")), f"{block}.gate_b"))
         hidden = [functional.silu(first) * second for first, second in zip(gate, up, strict=True)]
         left = leave(linear(hidden, f"{block}.down"), f"{block}.down_bias")
-        x = [each + own for each, own in zip(x, left, strict=True)]
+        if adapted:
+            left = added(left, thin(summed(streams, linear(hidden, f"{block}.down_a")), f"{block}.down_b"))
+        x = added(x, left)
     y = copied(ranks, *norm(x, "last_norm"))
     logits = linear(y, "head" if "head" in parts[0] else "tokens")
     return cross_entropy([each.flatten(0, 1) for each in logits], target.flatten())

@@ -17,7 +17,10 @@ from runner.model.sharded.vocabulary import vocabulary_cross_entropy, vocabulary
 from runner.model.split.backward import backward_input, backward_weight
 
 STEPS, SAMPLES, TOKENS = 3, 2, 8
-OF_SEQUENCES = ("norm", "norm_bias", "feed_norm", "out_bias", "down_bias", "last_norm")
+OF_SEQUENCES = ("norm", "norm_bias", "feed_norm", "out_bias", "down_bias", "last_norm", "gate_a", "down_b")
+KINDS = pytest.mark.parametrize(
+    ("tied", "adapted"), [(False, False), (True, False), (False, True)], ids=["head", "tied", "adapters"]
+)
 Step = tuple[Tensor, Weights, Weights]  # loss, gradients, weights after the step
 
 
@@ -44,14 +47,17 @@ def is_partial(name: str, sequence: bool) -> bool:
 def rank_loss(weights: Weights, ids: Tensor, target: Tensor, group: str, sequence: bool, mutant: str = "") -> Tensor:
     """One rank's forward of the reference's decoder, by the operators."""
 
-    def entry(value: Tensor) -> Tensor:
-        if mutant == "no entry":
+    def entry(value: Tensor, lacking: str = "no entry") -> Tensor:
+        if mutant == lacking:
             return value
         return gather_parts(value, 1, group) if sequence else enter(value, group)
 
+    def leaving(value: Tensor) -> Tensor:
+        return scatter_sum(value, 1, group) if sequence else leave(value, group)
+
     def row(value: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         product = functional.linear(value, weight, bias if mutant == "bias before the sum" else None)
-        left = scatter_sum(product, 1, group) if sequence else leave(product, group)
+        left = leaving(product)
         return left if mutant == "bias before the sum" else left + bias
 
     table = weights["tokens"]
@@ -66,13 +72,22 @@ def rank_loss(weights: Weights, ids: Tensor, target: Tensor, group: str, sequenc
         key, value = functional.linear(y, own["key"]), functional.linear(y, own["value"])
         mixed = reference.attention(query, key, value, own["head_norm"])
         x = x + row(mixed, own["out"], own["out_bias"])
-        y = entry(functional.rms_norm(x, (WIDTH,), own["feed_norm"], 1e-6))
+        fed = functional.rms_norm(x, (WIDTH,), own["feed_norm"], 1e-6)
+        y = entry(fed)
         gate, up = functional.linear(y, own["gate"]), functional.linear(y, own["up"], own["up_bias"])
-        x = x + row(functional.silu(gate) * up, own["down"], own["down_bias"])
+        beside = {name: weights[f"{block}.{name}"] for name in reference.ADAPTERS if f"{block}.{name}" in weights}
+        if beside:
+            thin = entry(functional.linear(fed, beside["gate_a"]), "no entry of adapters")
+            gate = gate + functional.linear(thin, beside["gate_b"])
+        hidden = functional.silu(gate) * up
+        left = row(hidden, own["down"], own["down_bias"])
+        if beside:
+            left = left + functional.linear(leaving(functional.linear(hidden, beside["down_a"])), beside["down_b"])
+        x = x + left
     y = entry(functional.rms_norm(x, (WIDTH,), weights["last_norm"], 1e-6))
     size = SIZE + 1 if mutant == "padded logits count" else SIZE
     total, count = vocabulary_cross_entropy(functional.linear(y, weights.get("head", table)), target, group, size)
-    return total / count
+    return (enter(total, group) if mutant == "a loss of each rank" else total) / count
 
 
 def trained_ranks(whole: Weights, degree: int, sequence: bool) -> list[list[Step]]:
@@ -116,14 +131,14 @@ def trained_reference(whole: Weights, degree: int, sequence: bool) -> list[list[
     return [list(each) for each in zip(*steps, strict=True)]
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
+@KINDS
 @pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_losses_gradients_and_weights_are_the_references_bit_for_bit(
-    degree: int, dtype: torch.dtype, sequence: bool, tied: bool
+    degree: int, dtype: torch.dtype, sequence: bool, tied: bool, adapted: bool
 ) -> None:
-    whole = reference.make_weights(tied, dtype)
+    whole = reference.make_weights(tied, dtype, adapted)
     found, expected = trained_ranks(whole, degree, sequence), trained_reference(whole, degree, sequence)
     for rank, other in zip(found, expected, strict=True):
         for (loss, gradients, weights), (other_loss, other_gradients, other_weights) in zip(rank, other, strict=True):
@@ -133,9 +148,9 @@ def test_losses_gradients_and_weights_are_the_references_bit_for_bit(
     assert not torch.equal(found[0][-1][0], found[0][0][0])
 
 
-def error(degree: int, dtype: torch.dtype, sequence: bool, tied: bool, mutant: str = "") -> float:
+def error(degree: int, dtype: torch.dtype, sequence: bool, tied: bool, adapted: bool, mutant: str = "") -> float:
     """The largest difference from the whole model: of the loss, in parts of it, or of a gradient, of the largest."""
-    whole = {name: value.requires_grad_() for name, value in reference.make_weights(tied, dtype).items()}
+    whole = {name: value.requires_grad_() for name, value in reference.make_weights(tied, dtype, adapted).items()}
     loss = reference.whole_loss(whole, *batch())
     expected = dict(zip(whole, torch.autograd.grad(loss, list(whole.values())), strict=True))
 
@@ -161,12 +176,12 @@ def error(degree: int, dtype: torch.dtype, sequence: bool, tied: bool, mutant: s
     return max(of_loss, max(differences) / max(float(gradient.abs().max()) for gradient in expected.values()))
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
+@KINDS
 @pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_the_whole_model_gives_the_same_to_rounding(degree: int, sequence: bool, tied: bool) -> None:
-    assert error(degree, torch.float64, sequence, tied) < 1e-13
-    assert error(degree, torch.float32, sequence, tied) < 2e-6
+def test_the_whole_model_gives_the_same_to_rounding(degree: int, sequence: bool, tied: bool, adapted: bool) -> None:
+    assert error(degree, torch.float64, sequence, tied, adapted) < 1e-13
+    assert error(degree, torch.float32, sequence, tied, adapted) < 2e-6
 
 
 @pytest.mark.parametrize(
@@ -174,12 +189,13 @@ def test_the_whole_model_gives_the_same_to_rounding(degree: int, sequence: bool,
     [
         *(("no entry", False), ("bias before the sum", False), ("bias before the sum", True)),
         *(("head_norm", False), ("head_norm", True), ("feed_norm", True), ("out_bias", True)),
-        ("padded logits count", False),
+        *(("padded logits count", False), ("a loss of each rank", False), ("a loss of each rank", True)),
+        *(("no entry of adapters", False), ("gate_a", True), ("down_b", True)),
     ],
 )
 def test_mutants_are_told(mutant: str, sequence: bool) -> None:
     """The name of a weight: the parts of its gradient are not summed."""
-    assert error(2, torch.float64, sequence, True, mutant) > 1e-3
+    assert error(2, torch.float64, sequence, True, True, mutant) > 1e-3
 
 
 @pytest.mark.parametrize("degree", [2, 4])
