@@ -22,6 +22,7 @@ from whole_runs import Run, peaks, train
 
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
+from runner.engine.update.gradients import StageGradients
 from runner.errors import RequestError, RunFailedError
 from runner.launch.run.prepare import prepare
 
@@ -166,14 +167,19 @@ def test_gradients_are_those_of_one_process(start: dict[str, Tensor], tmp_path: 
         assert squares == pytest.approx(float(parameter.grad.square().sum()), rel=1e-4, abs=1e-9), name
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_gradients_are_clipped_by_the_norm_of_one_process(ranks: int, start: dict[str, Tensor], tmp_path: Path) -> None:
-    """With SGD, which a wrong factor moves elsewhere; every rank is told that norm."""
+def clipped(folder: Path, ranks: int) -> Run:
+    """A run with SGD, which a wrong factor moves elsewhere."""
     plainly = ("optimizer=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.lr=1")
     common = [each for each in _COMMON if not each.startswith(("optimizer.", "trainer.grad"))]
     parts = (_SHARDING, f"parallelism.tensor={ranks}") if ranks > 1 else ()
-    made = train(resolve([*common, *plainly, "trainer.grad_clip_norm=0.1", *parts]), _made(tmp_path / "parts"))
+    return train(resolve([*common, *plainly, "trainer.grad_clip_norm=0.1", *parts]), _made(folder))
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_gradients_are_clipped_by_the_norm_of_one_process(ranks: int, start: dict[str, Tensor], tmp_path: Path) -> None:
+    """Every rank is told that norm."""
+    made = clipped(tmp_path / "parts", ranks)
     model, norms = tensor_models.build(), list[float]()
     model.load_state_dict(start)
     losses = _trained(model, optimizer=torch.optim.SGD(model.parameters(), lr=1), norm=0.1, norms=norms)
@@ -182,6 +188,26 @@ def test_gradients_are_clipped_by_the_norm_of_one_process(ranks: int, start: dic
     require_close(made.losses, losses)
     for name, value in weights_of(tmp_path / "parts").items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.costly
+def test_a_norm_that_counts_whole_weights_on_each_rank_is_told(
+    start: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a norm is too large by more than is allowed above, so that losses leave those of one process."""
+
+    def count_all(gradients: StageGradients, tags: object) -> StageGradients:
+        gradients.counted = frozenset(gradients.names)
+        return gradients
+
+    monkeypatch.setattr("runner.engine.update.sets._counting", count_all)
+    made = clipped(tmp_path / "parts", 2)
+    model, norms = tensor_models.build(), list[float]()
+    model.load_state_dict(start)
+    losses = _trained(model, optimizer=torch.optim.SGD(model.parameters(), lr=1), norm=0.1, norms=norms)
+    assert all(told is not None and told > 1.01 * norms[0] for told in made.norms[0])
+    assert made.losses[0] == pytest.approx(losses[0], rel=2e-6)
+    assert made.losses[1] != pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.costly
