@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from found_shards import compared, count
+from found_shards import Compared, compared, count
 from torch import Tensor, nn
 
 from runner.model.traced.operators import trace
@@ -28,6 +28,10 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 67, "n_positions": 32, "attn_pdrop": 0.0, **TOKENS}
 OPT = {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}
 BLOOM = {"hidden_size": 32, "n_head": 4, "n_layer": 2, "vocab_size": 67}
+BIGCODE = {**GPT2, "n_inner": 64}
+MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 67, "max_seq_len": 32}
+NEO = {**SIZES, "num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]], **TOKENS}
+EQUAL_HEADS = {**SIZES, "num_key_value_heads": 4}
 
 
 class Logits(nn.Module):
@@ -73,7 +77,12 @@ DIVIDED = [
     ("Bert", {**SIZES, "attention_probs_dropout_prob": 0.0}, 2, 2),
     ("Phi", SIZES, 1, 2),
     ("GPTNeoX", SIZES, 2, 2),
-    ("Qwen3", {**SIZES, "num_key_value_heads": 4, "head_dim": 8}, 4, 2),  # two norms of heads
+    ("Qwen3", {**EQUAL_HEADS, "head_dim": 8}, 4, 2),  # two norms of heads
+    ("Falcon", {**SIZES, "multi_query": False, **TOKENS}, 1, 2),
+    ("Mpt", MPT, 2, 2),
+    ("StableLm", EQUAL_HEADS, 2, 2),
+    ("Granite", EQUAL_HEADS, 2, 2),
+    ("GPTNeo", NEO, 2, 2),
 ]
 
 
@@ -90,6 +99,13 @@ def test_every_block_is_divided(name: str, sizes: dict[str, Any], entries: int, 
         assert (result.forward, result.backward) == (["all_reduce"] * 2 * sums, ["all_reduce"] * 2 * entries)
         assert not [each.name for each in result.divided.left if not re.search("embed|wte|wpe|lm_head", each.name)]
         assert len(result.cuts) >= 2
+        assert divided_share(model, result) >= 0.5
+
+
+def divided_share(model: nn.Module, result: Compared) -> float:
+    """The share of a model's weights that ranks divide."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sum(sizes[name] for name in result.divided.shards) / sum(sizes.values())
 
 
 @pytest.mark.costly
@@ -107,13 +123,34 @@ def test_fewer_key_heads_than_ranks_stay_whole_with_their_queries(name: str) -> 
     assert "k_proj.weight makes, which stays whole" in reasons["model.model.layers.0.self_attn.q_proj.weight"]
 
 
+# What of the attention stays whole, and why; and the least share of the weights that ranks divide.
+OF_MLPS = [
+    # It adds a number for each head, which is no weight, to scores of which batch and heads are merged.
+    ("Bloom", BLOOM, 4, {"self_attention.query_key_value": "", "self_attention.dense": ""}, 0.5),
+    # One head of keys and values is packed behind all queries, which read it.
+    ("GPTBigCode", BIGCODE, 2, {"attn.c_attn": "attention over a divided head", "attn.c_proj": "which is whole"}, 0.48),
+    ("Falcon", {**SIZES, **TOKENS}, 2, {"self_attention.query_key_value": "", "self_attention.dense": ""}, 0.5),
+    # Its norms are of all heads' features together.
+    (
+        "Olmo2",
+        {**EQUAL_HEADS, **TOKENS},
+        2,
+        {f"self_attn.{name}_proj": "mean over the divided features" for name in "qko"} | {"self_attn.v_proj": ""},
+        0.48,
+    ),
+]
+
+
 @pytest.mark.costly
-def test_of_bloom_the_feed_forward_layers_are_divided() -> None:
-    """Its attention adds a number for each head, which is no weight, to scores of which batch and heads are merged."""
-    result = compared(made("Bloom", BLOOM), torch.randint(3, 67, (3, 8)), 4, cut=True)
-    assert result.error < 1e-6  # its attention's softmax computes with 32 bits
+@pytest.mark.parametrize(("name", "sizes", "degree", "whole", "least"), OF_MLPS, ids=[each[0] for each in OF_MLPS])
+def test_of_some_the_feed_forward_layers_are_divided(
+    name: str, sizes: dict[str, Any], degree: int, whole: dict[str, str], least: float
+) -> None:
+    model = made(name, sizes)
+    result = compared(model, torch.randint(3, 67, (3, 8)), degree, cut=True)
+    assert result.error < (1e-6 if name == "Bloom" else EQUAL)  # Bloom's softmax computes with 32 bits
     assert result.forward == result.backward == ["all_reduce"] * 2
-    assert {each.name.split(".", 4)[4] for each in result.divided.left if ".h." in each.name} == {
-        "self_attention.query_key_value.weight",
-        "self_attention.dense.weight",
-    }
+    left = {each.name: each.reason for each in result.divided.left if re.search(r"\.(h|layers)\.", each.name)}
+    assert {key.split(".", 4)[4].removesuffix(".weight") for key in left} == set(whole)
+    assert all(whole[key.split(".", 4)[4].removesuffix(".weight")] in reason for key, reason in left.items())
+    assert divided_share(model, result) >= least

@@ -15,6 +15,7 @@ from torch.nn import functional
 from whole_runs import Run, peaks, train
 
 from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
 from runner.launch.run.prepare import prepare
 
 transformers = pytest.importorskip("transformers")
@@ -30,8 +31,30 @@ _KINDS: dict[str, dict[str, Any]] = {
     "qwen3": _GROUPED,  # with norms of heads
     "gemma2": {**_GROUPED, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},  # tied
     "gpt_neox": _SIZES,  # with packed queries, keys and values, and biases
+    "mistral": _GROUPED,
+    "olmo2": _SIZES,  # with norms of all heads together, for which ranks put queries and keys together
+    "gptj": {**{key: value for key, value in _SIZES.items() if key != "intermediate_size"}, "rotary_dim": 4},
+    "starcoder2": {**_SIZES, "num_key_value_heads": 2},  # tied, with biases
 }
-_BLOOM = {"hidden_size": 32, "n_head": 4, "n_layer": 1, "vocab_size": _WORDS}
+_ROUND_TO_32_BITS = {"llama", "qwen3", "gemma2", "mistral", "olmo2"}
+_OF_ATTENTION: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "bloom": (
+        {"hidden_size": 32, "n_head": 4, "n_layer": 1, "vocab_size": _WORDS},
+        "h.0.self_attention",
+        ("query_key_value", "dense"),
+    ),
+    "gpt_bigcode": (  # with one head of keys and values for all of queries
+        {"n_embd": 32, "n_head": 4, "n_layer": 1, "vocab_size": _WORDS, "n_positions": 8},
+        "h.0.attn",
+        ("c_attn",),
+    ),
+    "falcon": (  # likewise
+        {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": _WORDS},
+        "h.0.self_attention",
+        ("query_key_value", "dense"),
+    ),
+}
+"""Sizes of models whose attention cannot be divided, its name, and those of its maps that are among the first told."""
 _COMMON = (
     "model=huggingface", "data=custom", "data.target=tensor_models:data", f"+data.kwargs.tokens={_WORDS}",
     "loss=token_cross_entropy", "data.batch_size=8", "data.shuffle=false", "optimizer=sgd", "optimizer.lr=0.5",
@@ -74,7 +97,7 @@ def test_it_is_divided_by_its_plan(kind: str, tmp_path: Path) -> None:
     run(tmp_path / "start", kind, "optimizer.lr=1e-30", "trainer.max_steps=1")
     losses, weights = plain(kind, load_file(tmp_path / "start" / "weights.safetensors"))
     made = run(tmp_path / "parts", kind, "parallelism.tensor=2", "parallelism.pipeline=2", "schedule.microbatches=2")
-    rounding = 1e-13 if kind == "gpt_neox" else 3e-7
+    rounding = 3e-7 if kind in _ROUND_TO_32_BITS else 1e-13
     assert made.losses == pytest.approx(losses, rel=rounding)
     found = load_file(tmp_path / "parts" / "weights.safetensors")
     for name, value in weights.items():
@@ -91,12 +114,21 @@ def test_it_is_divided_by_its_plan(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
-def test_the_plan_says_what_stays_whole() -> None:
-    """Of Bloom, whose attention the finder cannot divide."""
+@pytest.mark.parametrize("kind", _OF_ATTENTION)
+def test_the_plan_says_what_stays_whole(kind: str) -> None:
+    """The finder divides the feed-forward layers of these models, and neither attention nor embedding."""
+    sizes, attention, maps = _OF_ATTENTION[kind]
     common = ("model=custom", "model.target=runner.zoo.huggingface:build", *_COMMON[1:])
-    plan = prepare(resolve([*common, *sizes_of("bloom", _BLOOM), "parallelism.tensor=2"]), place_is_made=True)
+    plan = prepare(resolve([*common, *sizes_of(kind, sizes), "parallelism.tensor=2"]), place_is_made=True)
     (line,) = [each for each in plan.advice if each.startswith("2 ranks divide ")]
-    assert re.fullmatch("2 ranks divide [56][0-9]% of the weights, each has the others whole: .*", line)
-    for name in ("query_key_value", "dense"):
-        assert f"transformer.h.0.self_attention.{name}.weight: " in line
+    assert re.fullmatch("2 ranks divide [567][0-9]% of the weights, each has the others whole: .*", line)
+    for name in maps:
+        assert f"transformer.{attention}.{name}.weight: " in line
     assert ".mlp." not in line
+
+
+@pytest.mark.costly
+def test_one_head_of_keys_for_all_queries_is_not_divided_by_a_plan() -> None:
+    sizes = sizes_of("llama", {**_SIZES, "num_key_value_heads": 1})
+    with pytest.raises(RequestError, match="Its 1 heads of keys and values cannot be divided by 2"):
+        prepare(resolve([*_COMMON, *sizes, "parallelism.tensor=2"]), place_is_made=True)
