@@ -25,6 +25,7 @@ from runner.config.compose.resolve import resolve
 from runner.engine.update.gradients import StageGradients
 from runner.errors import RequestError, RunFailedError
 from runner.launch.run.prepare import prepare
+from runner.launch.run.resume import with_checkpoint
 
 STEPS = 3
 HEAD_NORMS = {"*.head_norm": "partial"}
@@ -551,6 +552,44 @@ def test_dropout_goes_on_in_every_other_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
+def test_parts_of_a_checkpoint_go_on_as_parts_of_layers(start: dict[str, Tensor], tmp_path: Path) -> None:
+    """Ranks that have whole layers may each write a part by itself, which those that divide layers read, and back."""
+    in_parts = "checkpoint=asynchronous"
+    layouts = [
+        (in_parts, "parallelism.pipeline=2", "parallelism.data=2"),
+        (_SHARDING, "parallelism.pipeline=2", "parallelism.tensor=2"),
+        (in_parts, "parallelism.data=2"),
+        (_SHARDING, "parallelism.tensor=4"),
+        (in_parts, "parallelism.data=2"),
+    ]
+    seen: list[float] = []
+    resume: tuple[str, ...] = ()
+    for step, layout in enumerate(layouts, 1):
+        folder = tmp_path / str(step)
+        seen += run(folder, *layout, *resume, f"trainer.max_steps={step}").losses[-1:]
+        saved = folder / "checkpoints" / f"step-{step}.ckpt"
+        assert saved.is_dir() == (in_parts in layout)
+        resume = (f"resume={saved}",)
+    losses, weights = plain(start, steps=len(layouts))
+    require_close(seen, losses)
+    require_same_weights(weights_of(folder), weights)
+
+
+@pytest.mark.costly
+def test_a_damaged_checkpoint_of_a_divided_model_is_refused(tmp_path: Path) -> None:
+    """One bit of a weight that ranks divide is enough, which the first rank has put together."""
+    divided(tmp_path, "parallelism.tensor=2", "trainer.max_steps=1")
+    saved = tmp_path / "checkpoints" / "step-1.ckpt"
+    request = resolve([*_COMMON, _SHARDING, "parallelism.tensor=2", f"resume={saved}"])
+    assert with_checkpoint(request).resume == str(saved)
+    good, weight = saved.read_bytes(), weights_of(tmp_path)["block0.out.weight"].numpy().tobytes()
+    at = good.index(weight) + len(weight) - 1
+    saved.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    with pytest.raises(RequestError, match="must be auto or a good checkpoint's file. It is damaged or cut short"):
+        with_checkpoint(request)
+
+
+@pytest.mark.costly
 def test_every_layout_exports_the_same_file(tmp_path: Path) -> None:
     """Of a trained model, which goes on in other layouts for a step that changes no weight."""
     trained = divided(tmp_path / "trained", "parallelism.tensor=2", "parallelism.pipeline=2")
@@ -736,6 +775,10 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
         (
             ("parallelism.tensor=2", "parallelism.data=2", _SHARDING, "zero=1", "offload=optimizer_cpu"),
             "offload.optimizer = cpu: must be none with parallelism.tensor=2",
+        ),
+        (
+            ("parallelism.tensor=2", _SHARDING, "checkpoint=asynchronous"),
+            "checkpoint.asynchronous = true: must be false with parallelism.tensor=2",
         ),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
         (("parallelism.scatter_boundaries=true",), "parallelism.scatter_boundaries = true: belongs to"),
