@@ -52,6 +52,22 @@ WORKLOADS: tuple[Workload, ...] = (
         ),
     ),
     Workload(
+        "ruDALL-E",
+        "Malevich, 24 blocks of 2,048 with eager attention, 64 pictures of 1,152 tokens on 8 V100",
+        (
+            "model=rudalle_malevich",
+            "data.kwargs.image_size=256",
+            "data.kwargs.grid=32",
+            "data.kwargs.codes=8192",
+            "data.kwargs.text_length=128",
+            "data.kwargs.text_vocab=16384",
+            "data.batch_size=64",
+            "parallelism.ranks=8",
+            "precision=fp16_mixed",
+            "hardware=v100_32gb",
+        ),
+    ),
+    Workload(
         "7B",
         "32 blocks of 4,096, 2,048 tokens, 512 samples on 8 A100",
         (*_gpt(32, 4096, 32, 2048, 32000), "data.batch_size=512", "parallelism.ranks=8", *_ON_A100),

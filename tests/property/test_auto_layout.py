@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -17,6 +18,8 @@ from whole_runs import peaks, train
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.model.apart import ApartError
 from runner.plan.planners.published.registry import PUBLISHED
 from runner.profile import ModelProfile
 
@@ -47,6 +50,16 @@ def known(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> Model
     return _PROFILES[key]
 
 
+def here(function: Callable[..., Any], *given: Any) -> Any:
+    """What a process of its own would answer."""
+    try:
+        return function(*given)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise ApartError(str(error)) from error
+
+
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own; the model is profiled in this process."""
@@ -54,7 +67,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("runner.profiling.model.cached_profile", known)
     for module in ("model", "together"):
-        monkeypatch.setattr(f"runner.profiling.{module}.apart", lambda function, *given: function(*given))
+        monkeypatch.setattr(f"runner.profiling.{module}.apart", here)
     return tmp_path
 
 
@@ -137,6 +150,21 @@ def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
     assert found["nearest"]["lacks_bytes"] == found["nearest"]["peak_memory_bytes"] - 2000
     again = planned([*_WORDS, "memory_limit=2kB", *found["nearest"]["overrides"]], capsys, status=3)
     assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
+
+
+@pytest.mark.costly
+def test_what_is_said_to_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every remedy of a request that does not fit is typed: the request then fits."""
+    words = [each for each in _AUTO if not each.startswith(("parallelism.ranks", "parallelism.sharding"))]
+    words.append("parallelism.tensor=1")
+    least = planned([*words, "parallelism.ranks=2", "memory_limit=2kB"], capsys, status=3)["nearest"]
+    limit = f"memory_limit={int(least['peak_memory_bytes'] * 0.7)}"
+    line = planned([*words, "parallelism.ranks=2", limit], capsys, status=3)["problems"][0]
+    remedies = re.findall(r"(\S+=\S+) \(", line.partition(". Try ")[2])
+    assert "parallelism.ranks=4" in remedies
+    for remedy in remedies:
+        ranks = () if remedy.startswith("parallelism.ranks") else ("parallelism.ranks=2",)
+        assert planned([*words, *ranks, limit, remedy], capsys)["fits"], remedy
 
 
 @pytest.mark.costly

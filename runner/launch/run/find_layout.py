@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.launch.run.layout_judge import LayoutJudge, without_search
 
 if TYPE_CHECKING:
-    from runner.plan.planners.choose import Chosen
+    from runner.plan.planners.choose import Choice, Chosen
     from runner.plan.planners.values import PlanningProblem
     from runner.plan.values import RunPlan
 
@@ -340,8 +340,9 @@ def remedies(found: FoundLayout) -> list[tuple[str, int]]:
     degrees = best.answer
     states = {"zero.stage": 3, "parallelism.pipeline": 1, "parallelism.data": degrees.pipeline * degrees.data}
     for count in (2, 4, 8):
-        more = {**best.keys, "parallelism.data": degrees.data * count, "zero.stage": degrees.zero or 1}
-        tried.append((f"parallelism.ranks={found.problem.ranks * count}", more))
+        tried += [
+            (f"parallelism.ranks={found.problem.ranks * count}", more) for more in _with_ranks(best, judge, count)
+        ]
     tried.append(("zero.stage=3", {**_without_pipeline(best.keys), **states}))
     tried.append(("offload.optimizer=cpu", {**best.keys, "zero.stage": degrees.zero or 1, "offload.optimizer": "cpu"}))
     tried.append(("precision=bf16_master", {**best.keys, "precision": "bf16_master"}))
@@ -358,6 +359,24 @@ def remedies(found: FoundLayout) -> list[tuple[str, int]]:
             kinds.add(kind)
             helps.append((words, max(plan.peak_memory_bytes)))
     return helps
+
+
+def _with_ranks(best: Choice, judge: LayoutJudge, count: int) -> Iterator[dict[str, Any]]:
+    """The layout on so many times its ranks: more replicas of as large micro-batches, or more stages.
+
+    More parts of layers are not tried, for which the model would have to be profiled again.
+    """
+    keys, of = best.keys, best.answer
+    smaller = {"schedule.microbatches": max(1, of.microbatches // count), "zero.stage": of.zero or 1}
+    more = {
+        "parallelism.data": {**keys, **smaller, "parallelism.data": of.data * count},
+        "parallelism.pipeline": {
+            **_without_pipeline(keys),
+            "parallelism.pipeline": of.pipeline * count,
+            "schedule": "1f1b",
+        },
+    }
+    yield from (words for key, words in more.items() if judge.leaves_open(key))
 
 
 def _without_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:

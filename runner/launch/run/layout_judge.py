@@ -53,6 +53,10 @@ class LayoutJudge:
         self._named = named
         self._refused: dict[tuple[object, ...], bool] = {}
 
+    def leaves_open(self, key: str) -> bool:
+        """Whether a search may choose the key's value."""
+        return key not in self._named
+
     def keys(self, answer: PlanningAnswer) -> dict[str, Any]:
         """The keys that ask for an answer, without those that the request has already."""
         from runner.schedule.catalogue.registry import SPECS

@@ -146,6 +146,8 @@ def choose(
     found = Chosen(best, [], chooser.searched, chooser.evaluated, chooser.complete, chooser.refusals)
     if not best.plan.fits:
         return replace(found, best=replace(best, plan=confirm(best.keys)))
+    confirm = _remembered(confirm)
+    best = _fitting_as_typed(problem, best, chooser, confirm, EFFORTS[effort])
     confirmed = _confirmed([best, *chooser.others(best)], confirm, chooser.cost)
     best, *others = simplest_first(confirmed, confirm, chooser.cost)
     found.best, found.searched, found.evaluated = best, chooser.searched, chooser.evaluated
@@ -181,6 +183,39 @@ def fewest_ranks_that_fit(
             if best.plan.fits:
                 return best, chooser.searched
     return min(made, key=_lack, default=None), chooser.searched
+
+
+def _remembered(judge: Judge) -> Judge:
+    known: dict[str, RunPlan] = {}
+
+    def plan(keys: Mapping[str, Any]) -> RunPlan:
+        name = repr(sorted(keys.items()))
+        if name not in known:
+            known[name] = judge(keys)
+        return known[name]
+
+    return plan
+
+
+def _fitting_as_typed(
+    problem: PlanningProblem, first: Choice, chooser: _Chooser, confirm: Judge, effort: Effort
+) -> Choice:
+    """A choice that fits as it would be typed; the first one if none is found.
+
+    The judge's memory of a size that lies between two known ones may be a little less than that of the plan as typed.
+    What is lacking is taken off what was estimated, and the search is made again for so much memory.
+    """
+    best = first
+    for _ in range(_ATTEMPTS):
+        if (lack := confirm(best.keys).lacks_bytes) <= 0:
+            return best
+        least = int(best.answer.peak_bytes or 0) - lack
+        problem = replace(problem, memory={ranks: min(room, least) for ranks, room in problem.memory.items()})
+        found = chooser.best(problem, effort)
+        if found is None or not found.plan.fits:
+            break
+        best = found
+    return first
 
 
 def _confirmed(choices: list[Choice], confirm: Judge, cost: Callable[[Choice], float]) -> list[Choice]:
