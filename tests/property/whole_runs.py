@@ -129,3 +129,9 @@ def peaks(run: Run) -> Sequence[tuple[int, int]]:
     """``(counted, predicted)`` bytes of each rank."""
     said = run.record.peak_memory_bytes
     return list(zip(said["measured"], said["predicted"], strict=True))
+
+
+def require_peaks(run: Run, least: float = 0.99) -> None:
+    """No rank has needed more than was predicted, and each at least a share of that."""
+    for counted, predicted in peaks(run):
+        assert least * predicted <= counted <= predicted
