@@ -269,6 +269,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     notes = [*unread, *_epoch_notes(config), *_place_notes(config), *length_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
     first = first_batches(config)
+    notes += first.notes(config.data.batch_size)
     made = measured_plan(config, device_memory_bytes=device, cores=num_cores(), suggest=alone)
     if rehearse or not made.fits:
         from runner.launch.run.rehearsed_plan import unless_counted_to_fit, with_rehearsal

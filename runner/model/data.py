@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
@@ -22,10 +24,12 @@ from runner.targets import import_target, with_environment
 __all__ = [
     "Collate",
     "Datasets",
+    "Example",
     "LossFunction",
     "checked_weight",
     "collated",
     "example_batch",
+    "example_of",
     "first_sample",
     "is_promised",
     "load_datasets",
@@ -37,6 +41,8 @@ LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor | float]"]
 
 
 Collate = Callable[[list[Any]], Any]
+
+_LOOKED_AT = 16  # samples of which the largest stands for all in a profile
 
 
 @dataclass(frozen=True)
@@ -151,25 +157,73 @@ def first_sample(dataset: Any) -> Any:
     return next(iter(dataset)) if isinstance(dataset, IterableDataset) else dataset[0]
 
 
+class Example(NamedTuple):
+    """A batch for profiles: one sample again and again.
+
+    Args:
+        inputs, targets: the batch.
+        looked_at: of how many samples this is the largest; 0 if all that were looked at are of one size.
+    """
+
+    inputs: Any
+    targets: Any
+    looked_at: int = 0
+
+
 def example_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
-    """One ``(input, target)`` batch with the right shapes, for profiles.
+    """The inputs and targets of :func:`example_of`."""
+    inputs, targets, _ = example_of(config, samples, seed)
+    return inputs, targets
+
+
+def example_of(config: DataConfig, samples: int, seed: int) -> Example:
+    """One batch with the right shapes, for profiles.
 
     A data function may carry an attribute ``spec``, called with the same arguments, that returns one sample without
-    preparing any data. Otherwise the first sample of the dataset is used. All of it draws random numbers by ``seed``.
+    preparing any data. Otherwise the first sample of the dataset is used or, if samples have different sizes, the
+    largest of the first ones and of some that are spread over the dataset. All of it draws random numbers by ``seed``.
     """
     with seeded(seed, "example"):
         return _one_batch(config, samples, seed)
 
 
-def _one_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
+def _one_batch(config: DataConfig, samples: int, seed: int) -> Example:
     spec = getattr(import_target("data.target", config.target), "spec", None)
+    looked_at = 0
     if callable(spec):
         sample = call_function("data", config.target, spec, config.kwargs)
         collate = import_target("data.collate", config.collate) if config.collate is not None else default_collate
     else:
         datasets = load_datasets(config, seed)
         sample, collate = _example(datasets.train, config), datasets.collate
-    return checked_batch([sample] * max(1, samples), collate, config)
+        found = [(_size(sample), sample), *((_size(other), other) for other in _further_samples(datasets.train))]
+        if len({size for size, _ in found}) > 1:
+            looked_at, sample = len(found), max(found, key=lambda each: each[0])[1]
+    return Example(*checked_batch([sample] * max(1, samples), collate, config), looked_at)
+
+
+def _further_samples(dataset: Any) -> Iterator[Any]:
+    """Samples beside the first one: the next, and some that are spread over all of a dataset with numbered items."""
+    with suppress(Exception):  # a broken sample is told where the run meets it
+        if isinstance(dataset, IterableDataset):
+            yield from islice(iter(dataset), 1, _LOOKED_AT // 2)
+            return
+        length = len(dataset)
+        spread = [number * (length - 1) // (_LOOKED_AT // 2) for number in range(1, _LOOKED_AT // 2 + 1)]
+        for number in sorted({*range(1, min(_LOOKED_AT // 2, length)), *spread} - {0}):
+            yield dataset[number]
+
+
+def _size(sample: Any) -> int:
+    """The bytes of a sample's tensors and arrays, and the lengths of its words and lists."""
+    if isinstance(sample, Mapping):
+        return sum(map(_size, sample.values()))
+    if isinstance(sample, tuple | list):
+        return len(sample) + sum(_size(each) for each in sample if not isinstance(each, int | float))
+    if isinstance(sample, str | bytes):
+        return len(sample)
+    size = getattr(sample, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _example(dataset: Any, config: DataConfig) -> Any:

@@ -7,11 +7,12 @@ that is small enough to run here meets the batches; for the others the ranks do 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -84,8 +85,11 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
         return
     device = torch.device(device_type(config))
     modules = [cast_module(layer.build(), dtype_of(config.precision.name)).to(device) for layer in model.layers]
+    before = _versions(model, modules)
     with refusing(config):
         _, _, total = _output(config, model, modules, training, device)
+    after = _versions(model, modules)
+    _look_for_changes(config, {name: kind for (name, kind), seen in before.items() if after[name, kind] != seen})
     _look_for_unreached(config, model, modules, total)
     inputs = map_tensors(lambda tensor: tensor.to(device), training[0])
     refuse_another_forward(model, to_precision(inputs, dtype_of(config.precision.name)), config.model.target)
@@ -103,6 +107,44 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
             metric.measure(output, targets, num_samples(validation[0]))
 
 
+def _versions(model: LoadedModel, modules: Sequence[nn.Module]) -> dict[tuple[str, str], tuple[int, int]]:
+    """For each weight, and each buffer but those of norms over batches: which tensor it is, and how often it changed.
+
+    What training reads of a norm over a batch is that of the batch; its buffers are for evaluation.
+    """
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for source, module in zip(model.layers, modules, strict=True):
+        for path, each in module.named_modules():
+            buffers = () if isinstance(each, _NormBase) else each.named_buffers(recurse=False)
+            tensors = {"weight": each.named_parameters(recurse=False), "buffer": buffers}
+            for kind, named in tensors.items():
+                for name, tensor in named:
+                    found[source.full_name(f"{path}.{name}" if path else name), kind] = id(tensor), tensor._version
+    return found
+
+
+def _look_for_changes(config: RunConfig, changed: Mapping[str, str]) -> None:
+    """Refuse a forward that changes weights, and tell which buffers it changes, if each replica would change its own.
+
+    Args:
+        config: the request.
+        changed: what a forward of a first batch has changed, ``weight`` or ``buffer`` by its name.
+    """
+    replicas = config.parallelism.data
+    if replicas == 1 or not changed:
+        return
+    weights = [name for name, kind in changed.items() if kind == "weight"]
+    if weights:
+        rule = "must be 1 with a model whose forward changes its weights"
+        why = f"Each replica would change its own copy of {weights[0]}, by the samples that it has"
+        raise RequestError([Problem("parallelism.data", replicas, rule, why, "parallelism.data=1")])
+    logger.warning(
+        "each replica has its own %s, which a forward changes: if training reads that, losses are not those of one "
+        "process",
+        _listed(list(changed)),
+    )
+
+
 def _look_for_unreached(config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], total: Tensor) -> None:
     """Tell which trained weights no gradient of a first batch's loss reaches; of adapters, refuse them."""
     pairs = zip(model.layers, modules, strict=True)
@@ -110,8 +152,11 @@ def _look_for_unreached(config: RunConfig, model: LoadedModel, modules: Sequence
     trained = {name: weight for name, weight in trained.items() if weight.requires_grad}
     weights = list(trained.values())
     is_there = bool(weights) and total.requires_grad
-    found = torch.autograd.grad(total, weights, allow_unused=True) if is_there else [None] * len(weights)
-    unreached = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
+    if is_there:
+        torch.autograd.backward(total)  # re-entrant checkpoints of a layer take no other way
+    unreached = [name for name, weight in trained.items() if weight.grad is None]
+    for weight in weights:
+        weight.grad = None
     if unreached and config.adapter.name != "none":
         rule = "must name layers that are called"
         why = f"No gradient reaches {unreached[0]}: its layer's weight is read by something else, which passes it by"

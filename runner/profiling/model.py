@@ -26,7 +26,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.apart import ApartError, apart
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.check_pretrained import pattern_problems
-from runner.model.data import LossFunction, example_batch, loss_sum
+from runner.model.data import LossFunction, example_batch, example_of, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
 from runner.model.fake import fake_tensors, import_fake_tensors
@@ -122,7 +122,7 @@ def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelPr
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
     import_fake_tensors()
     raise_problems(pattern_problems(config))
-    inputs, targets = example_microbatch(config)
+    inputs, targets, looked_at = example_of(config.data, samples_of(config), config.seed)
     try:
         profile = on_fake_tensors(config, inputs, targets)
     except ApartError as error:  # a user's code may do anything that fake tensors cannot
@@ -135,6 +135,7 @@ def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelPr
     profile = replace(
         profile,
         samples=samples_of(config),
+        largest_of_samples=looked_at,
         **optimizer_figures(config, profile),
         **_compression_figures(config, profile),
     )

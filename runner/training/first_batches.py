@@ -35,10 +35,21 @@ class FirstBatches:
     Args:
         training: None if the data has a ``spec``: it may not be there yet, and is left to the ranks.
         validation: None if there is no such set.
+        samples: those of the training set; None if they are not counted.
     """
 
     training: Batch | None
     validation: Batch | None
+    samples: int | None = None
+
+    def notes(self, batch_size: int) -> list[str]:
+        """A line if the training set has fewer samples than a step asks for, and is planned with."""
+        if self.samples is None or self.samples >= batch_size:
+            return []
+        return [
+            f"the training set has {self.samples} samples, and no step takes more: memory and time are planned for "
+            f"data.batch_size={batch_size}, and are less"
+        ]
 
 
 def first_batches(config: RunConfig) -> FirstBatches:
@@ -59,10 +70,12 @@ def first_batches(config: RunConfig) -> FirstBatches:
         count = min(max(1, largest_microbatch(data.batch_size, config.parallelism.data, parts)), _MOST_SAMPLES)
         with seeded(config.seed, "first batches"):
             training = _first_batch(config, datasets.train, datasets.collate, count, "samples")
+            samples = None if datasets.streams else len(datasets.train)
             if not has_validation:
-                return FirstBatches(training, None)
+                return FirstBatches(training, None, samples)
             collate, named = datasets.validation_collate, "samples for validation"
-            return FirstBatches(training, _first_batch(config, datasets.validation, collate, count, named))
+            validation = _first_batch(config, datasets.validation, collate, count, named)
+            return FirstBatches(training, validation, samples)
 
 
 def _monitor_problems(config: RunConfig, *, validates: bool) -> Iterator[Problem]:

@@ -89,7 +89,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)
     meet(config, plan.profile, first.training, first.validation)
-    for note in [*empty_microbatch_notes(config), *length_notes(config)]:
+    for note in [*empty_microbatch_notes(config), *length_notes(config), *first.notes(config.data.batch_size)]:
         logger.warning("%s", note)
     compile_operators(config)
     return plan

@@ -126,7 +126,7 @@ def _keeping_its_buffers(model: nn.Module, target: str) -> Iterator[None]:
     made: list[str] = []
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        if module in names:
+        if module in names and buffer is not module._buffers.get(name):  # spectral norm assigns what it wrote into
             made.append(f"{names[module]}.{name}".lstrip("."))
 
     before = BufferSnapshot(names, copied=False)
