@@ -239,7 +239,8 @@ def _missing_sets(config: RunConfig, sets: Sequence[str]) -> Iterator[Problem]:
         return
     wanted = sets or ([] if {"validation", "test"} & {*there} else ["validation"])
     for name in [name for name in wanted if name not in there]:
-        yield Problem("--set", name, "must be a set of the data", f"{config.data.target} returns no {name} set")
+        fix = "--set train" if "train" in there else ""
+        yield Problem("--set", name, "must be a set of the data", f"{config.data.target} returns no {name} set", fix)
 
 
 def _sets_of(config: RunConfig) -> list[str]:

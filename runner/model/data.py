@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
@@ -92,7 +92,10 @@ def _made_datasets(config: DataConfig, with_test: bool) -> Datasets:
         if test is not None:
             found = replace(found, test=test[0], test_collate=test[1])
     else:
-        train, validation, *more = made if isinstance(made, tuple) and len(made) in (2, 3) else (made, None)
+        several = isinstance(made, tuple) or (
+            isinstance(made, list) and all(isinstance(each, Dataset) for each in made)
+        )
+        train, validation, *more = made if several and len(made) in (2, 3) else (made, None)
         found = Datasets(train, validation, test=more[0] if more else None)
     if config.collate is not None:
         collate = import_target("data.collate", config.collate)

@@ -104,7 +104,10 @@ def _class_of(config: Any, task: str | None, *, from_folder: bool) -> tuple[str,
         if named is not None and kind is not None and kind.__name__ == named:
             return each, kind
     if named is not None:
-        raise ValueError(f"config.json names {named}, which has no task of {', '.join(known)}: name the task")
+        why = "a function of your own, model.target=package.module:function, may make it"
+        tasks = ", ".join(f"model.kwargs.task={each}" for each, mapping in known.items() if type(config) in mapping)
+        other = f"; {tasks} makes another model of its weights" if tasks else ""
+        raise ValueError(f"config.json names {named}, which is of none of the tasks {', '.join(known)}: {why}{other}")
     task = task or "causal"
     if type(config) not in known[task]:
         raise ValueError(f"transformers has no {task} {_noun(task)} for {type(config).__name__}")

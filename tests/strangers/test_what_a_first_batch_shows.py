@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.launch.run.measured_plan import measured_plan
-from runner.model.data import example_of
+from runner.model.data import example_of, load_datasets
 from runner.profiling.meet import meet
 from runner.profiling.model import profile_model
 from runner.training.first_batches import first_batches
@@ -90,6 +90,21 @@ def again() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, WIDTH), Again(), nn.Linear(WIDTH, 3))
 
 
+class Counting(nn.Module):
+    """Is traced, and makes a number of the size of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) / len(x))  # type: ignore[no-any-return]
+
+
+def split() -> list[Subset[tuple[Tensor, ...]]]:
+    return random_split(points(), [12, 4], torch.Generator().manual_seed(0))
+
+
 def points() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(torch.randn(16, 4, generator=generator), torch.randn(16, 3, generator=generator))
@@ -154,6 +169,16 @@ def test_a_layer_may_run_forward_again_by_itself(caplog: pytest.LogCaptureFixtur
 def test_buffers_that_are_written_into_and_assigned_are_traced() -> None:
     config = request("Constrained", "parallelism.pipeline=2")
     assert len(measured_plan(config).partition) == 2
+
+
+def test_a_number_made_of_the_batch_is_named() -> None:
+    with pytest.raises(RequestError, match=r"as len\(x\) does; x\.shape\[0\] holds for every size"):
+        measured_plan(request("Counting", "parallelism.pipeline=2"))
+
+
+def test_a_list_of_two_sets_is_taken_as_a_tuple_of_them() -> None:
+    found = load_datasets(request("plain", data="split").data, 0)
+    assert (len(found.train), len(found.validation)) == (12, 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("data", "looked_at"), [("Sentences", 15), ("Stream", 8)])

@@ -239,7 +239,9 @@ def _reason(error: Exception) -> str:
     if known is not None:
         return known
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    if lines and "Constraints violated" in lines[0]:
+        return "Something takes the batch's size as a plain number, as len(x) does; x.shape[0] holds for every size"
+    return f"{type(error).__name__}: {lines[0][:300].rstrip('.') if lines else 'no message'}"
 
 
 @contextmanager
