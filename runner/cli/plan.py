@@ -265,6 +265,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     from runner.plan.cores import num_cores
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
+    from runner.training.try_parts import try_parts
 
     notes = [*unread, *_epoch_notes(config), *_place_notes(config), *length_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
@@ -280,6 +281,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
 
         made = replace(made, problems=with_layout_that_fits(made.problems, overrides, now))
     meet(config, made.profile, first.training, first.validation)
+    try_parts(config, made.profile, first.training)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 
 

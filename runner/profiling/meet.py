@@ -28,7 +28,7 @@ from runner.profiling.layer_error import LayerError, about_layer, about_loss, re
 from runner.profiling.whole_forward import refuse_another_forward
 from runner.targets import import_target
 
-__all__ = ["Batch", "is_tried_here", "meet"]
+__all__ = ["Batch", "is_tried_here", "loss_of_batch", "meet", "runs_here"]
 
 _MOST_FLOPS = 1e11  # of one forward, and of all forwards that try the loss; about a second on two CPU cores
 _MOST_BYTES = 1 << 30
@@ -53,7 +53,7 @@ def meet(config: RunConfig, profile: ModelProfile, training: Batch | None, valid
     Raises:
         RequestError: a layer, the loss or a metric raises.
     """
-    if training is not None and _runs_here(config, profile):
+    if training is not None and runs_here(config, profile):
         with seeded(config.seed, "first batches"):
             _run(config, training, validation)
 
@@ -69,13 +69,22 @@ def is_tried_here(config: RunConfig, profile: ModelProfile) -> bool:
     return flops * 2 * _FORWARDS <= _MOST_FLOPS and weights + 2 * largest <= _MOST_BYTES
 
 
-def _runs_here(config: RunConfig, profile: ModelProfile) -> bool:
-    """Whether the model is run; not where model, data, loss and metrics are all the runner's own."""
+def runs_here(config: RunConfig, profile: ModelProfile, times: int = 1) -> bool:
+    """Whether the model is run, so many times; not where model, data, loss and metrics are all the runner's own."""
     targets = [config.model.target, config.data.target, config.loss.target, *config.metrics.values()]
     flops = sum(layer.forward_flops for layer in profile.layers)
     kept = sum(layer.saved_bytes + layer.weight_bytes for layer in profile.layers)
     own = all(target.startswith(_OWN) for target in targets)
-    return not own and flops <= _MOST_FLOPS and kept <= _MOST_BYTES and is_tried_here(config, profile)
+    is_small = flops * times <= _MOST_FLOPS and kept * times <= _MOST_BYTES
+    return not own and is_small and is_tried_here(config, profile)
+
+
+def loss_of_batch(
+    config: RunConfig, model: LoadedModel, modules: Sequence[nn.Module], batch: Batch, device: torch.device
+) -> Tensor:
+    """The sum of the loss of a batch; see :func:`meet`."""
+    with refusing(config):
+        return _output(config, model, modules, batch, device)[2]
 
 
 def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:

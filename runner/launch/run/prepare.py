@@ -68,6 +68,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     from runner.model.device import device_type
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
+    from runner.training.try_parts import try_parts
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
@@ -89,6 +90,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)
     meet(config, plan.profile, first.training, first.validation)
+    try_parts(config, plan.profile, first.training)
     for note in [*empty_microbatch_notes(config), *length_notes(config), *first.notes(config.data.batch_size)]:
         logger.warning("%s", note)
     compile_operators(config)
@@ -177,6 +179,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     from runner.model.check_pretrained import pretrained_problems
     from runner.profiling.meet import meet
     from runner.training.first_batches import first_batches
+    from runner.training.try_parts import try_parts
 
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
@@ -186,6 +189,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     meet(config, plan.profile, first.training, first.validation)
+    try_parts(config, plan.profile, first.training)
 
 
 def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:

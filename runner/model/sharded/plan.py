@@ -117,6 +117,11 @@ class Division:
     _named: list[str] = field(default_factory=list)
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
+    @property
+    def is_of_user(self) -> bool:
+        """Whether rules of the request, or of the model, say how layers are divided, or layers bring some."""
+        return self.rules is None or self.rules.source != _TRANSFORMERS
+
     def problems(self, target: str) -> list[Problem]:
         """What is wrong when all layers have been built: nothing is divided, or a rule of the user's fits nothing."""
         asked = self.rules.patterns if self.rules and self.rules.source == _SHARDING else ()
