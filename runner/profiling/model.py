@@ -35,6 +35,7 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, of_whole_model
 from runner.model.modes import num_evaluating
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
+from runner.model.seeds import seeded
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.layout.batches import largest_microbatch
@@ -237,12 +238,13 @@ def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None
         RequestError: the model refuses the batch, or cannot be trained as it is asked for.
         Exception: the model's code cannot run on fake tensors.
     """
-    try:
-        return _faked_profile(config, inputs, targets, by_values=False, mode=mode)
-    except RequestError:
-        raise
-    except Exception:  # most models do without, and are then profiled a second sooner
-        return _faked_profile(config, inputs, targets, by_values=True)
+    with seeded(config.seed, "profile"):  # layers that are skipped by chance are the same ones in each plan
+        try:
+            return _faked_profile(config, inputs, targets, by_values=False, mode=mode)
+        except RequestError:
+            raise
+        except Exception:  # most models do without, and are then profiled a second sooner
+            return _faked_profile(config, inputs, targets, by_values=True)
 
 
 def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool, mode: Any = None) -> ModelProfile:

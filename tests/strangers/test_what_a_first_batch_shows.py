@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -16,9 +17,9 @@ from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.launch.run.measured_plan import measured_plan
-from runner.model.data import example_of, load_datasets
+from runner.model.data import example_batch, example_of, load_datasets
 from runner.profiling.meet import meet
-from runner.profiling.model import profile_model
+from runner.profiling.model import faked_profile, profile_model
 from runner.training.first_batches import first_batches
 
 HERE = "test_what_a_first_batch_shows"
@@ -88,6 +89,21 @@ def plain() -> nn.Sequential:
 
 def again() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, WIDTH), Again(), nn.Linear(WIDTH, 3))
+
+
+class Skipped(nn.Module):
+    """Is left out by chance, as in stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if random.random() < 0.5 else x + torch.tanh(self.linear(x))
+
+
+def skipping() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, WIDTH), *(Skipped() for _ in range(8)), nn.Linear(WIDTH, 3))
 
 
 class Counting(nn.Module):
@@ -169,6 +185,16 @@ def test_a_layer_may_run_forward_again_by_itself(caplog: pytest.LogCaptureFixtur
 def test_buffers_that_are_written_into_and_assigned_are_traced() -> None:
     config = request("Constrained", "parallelism.pipeline=2")
     assert len(measured_plan(config).partition) == 2
+
+
+def test_layers_that_are_skipped_by_chance_are_the_same_ones_in_each_profile() -> None:
+    config = request("skipping")
+    batch = example_batch(config.data, 4, 0)
+    found = []
+    for seed in range(4):
+        random.seed(seed)
+        found.append([layer.saved_bytes for layer in faked_profile(config, *batch).layers])
+    assert all(each == found[0] for each in found)
 
 
 def test_a_number_made_of_the_batch_is_named() -> None:
