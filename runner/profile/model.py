@@ -130,11 +130,14 @@ class OwnUpdate:
         temporaries: tensors of the size of a weight.
         lingering: how many of them are dropped only when the next weight's are made.
         at_once: further bytes for each byte of all weights of a rank.
+        in_groups: whether it puts weights and biases into groups of their own, so that it does not go by the model's
+            order.
     """
 
     temporaries: int
     lingering: int
     at_once: float
+    in_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,17 @@ def observed_update(make: Callable[[list[Tensor]], Optimizer]) -> OwnUpdate:
         temporaries=math.ceil(max(0.0, one - at_once) - _SLACK),
         lingering=math.ceil(max(0.0, two - one - at_once) - _SLACK),
         at_once=at_once,
+        in_groups=_has_groups(make),
     )
+
+
+def _has_groups(make: Callable[[list[Tensor]], Optimizer]) -> bool:
+    """Whether a matrix and a vector are in groups of their own, as those with and without a decay are."""
+    try:
+        optimizer = make([torch.nn.Parameter(torch.ones(shape)) for shape in (_SHAPE, _SHAPE[:1])])
+    except Exception:  # it may want matrices alone
+        return False
+    return sum(bool(group["params"]) for group in optimizer.param_groups) > 1
 
 
 def _made_and_dropped(make: Callable[[list[Tensor]], Optimizer], count: int) -> float:

@@ -184,6 +184,7 @@ def _memory_needs(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],
         temporaries=temporaries,
         lingering=lingering,
+        in_any_order=own is not None and own.in_groups,
         whole_temporaries=kind.halves(weight_widths(config)[1]) if kind.whole_matrices else 0,
         norm_copies=_FLOAT64_BYTES // weight_widths(config)[1] if config.trainer.grad_clip_norm is not None else 0,
         at_once=at_once,

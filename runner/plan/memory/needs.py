@@ -18,6 +18,7 @@ class MemoryNeeds:
         batch_samples: number of samples of one optimizer step on one replica.
         temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`; by default those of Adam and
             similar optimizers.
+        in_any_order: whether any two weights may be updated one after the other, and not only neighbours in the model.
         whole_temporaries: how many of these are as large as a whole matrix where ranks divide it, too.
         norm_copies: while the norm of gradients is taken, how many times the bytes of one gradient exist beside it, in
             float64; 0 if the norm is not taken.
@@ -38,6 +39,7 @@ class MemoryNeeds:
     batch_samples: int
     temporaries: int = 2
     lingering: int = 0
+    in_any_order: bool = False
     whole_temporaries: int = 0
     norm_copies: int = 0
     at_once: float = 0.0

@@ -235,6 +235,6 @@ def temporary_bytes(figures: StageFigures, profile: ModelProfile, needs: MemoryN
     """The bytes that the norm and the update of a stage's weights make and drop, one weight after the other."""
     width = profile.master_bytes_per_gradient_byte or 1.0
     most = max((needs.temporaries * own + needs.lingering * before for own, before in figures.updates), default=0)
-    most = max(most, needs.temporaries * figures.largest_parameter_bytes)
+    most = max(most, (needs.temporaries + needs.lingering * needs.in_any_order) * figures.largest_parameter_bytes)
     most += needs.whole_temporaries * figures.elsewhere_bytes
     return round(width * max(most, needs.norm_copies * figures.largest_parameter_bytes))
