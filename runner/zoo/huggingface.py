@@ -210,10 +210,18 @@ def _of_tokens(base: Any) -> Callable[..., Tensor]:
     return forward
 
 
+_TAKES_PAIRS = (
+    "an encoder and a decoder take two inputs: give it data (data.target=package.module:function) whose samples are "
+    "(({}, decoder_input_ids), target)"
+)
+
+
 def _of_sequences(base: Any) -> Callable[..., Tensor]:
     def forward(
-        self: Any, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None
+        self: Any, input_ids: Tensor, decoder_input_ids: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> torch.Tensor:
+        if decoder_input_ids is None:
+            raise ValueError(_TAKES_PAIRS.format("input_ids"))
         given = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids, "attention_mask": attention_mask}
         with one_sequence_a_row():
             logits: Tensor = base.forward(self, **given).logits
@@ -231,7 +239,9 @@ def _of_images(base: Any) -> Callable[..., Tensor]:
 
 
 def _of_sounds(base: Any) -> Callable[..., Tensor]:
-    def forward(self: Any, input_features: Tensor, decoder_input_ids: Tensor) -> torch.Tensor:
+    def forward(self: Any, input_features: Tensor, decoder_input_ids: Tensor | None = None) -> torch.Tensor:
+        if decoder_input_ids is None:
+            raise ValueError(_TAKES_PAIRS.format("input_features"))
         with one_sequence_a_row():
             given = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
             logits: Tensor = base.forward(self, **given).logits
