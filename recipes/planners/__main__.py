@@ -24,6 +24,7 @@ from runner.recipes.schedules.tables import replace_block
 __all__ = ["main", "markdown", "measured_lines"]
 
 _PAGE = Path(__file__).parent
+_WHOLE = 10  # seconds from which tables have no fractions
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,10 +82,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for row in rows:
         planned, own, peak = row["planned_seconds"], row["own_seconds"], row["peak_bytes"]
+        searched = row["search_seconds"]
         cells = (
             row["workload"],
             f"`{row['planner']}`",
-            f"{row['search_seconds']:.2g} s",
+            f"{searched:.0f} s" if searched >= _WHOLE else f"{searched:.2g} s",
             format_seconds(own) if own is not None else "-",
             format_seconds(planned) if planned is not None else "-",
             format_bytes(peak) if peak is not None else "-",
