@@ -165,7 +165,7 @@ class Example(NamedTuple):
 
     Args:
         inputs, targets: the batch.
-        looked_at: of how many samples this is the largest; 0 if all that were looked at are of one size.
+        looked_at: how many samples were looked at, of which this is the largest. It is 0 if all have one size.
     """
 
     inputs: Any

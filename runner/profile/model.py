@@ -171,7 +171,8 @@ class ModelProfile:
         sizes_vary: whether what layers return may have other shapes, or other plain values, for inputs of the same
             shapes. It is false only if the layers ran on tensors without values, and gave the same each time.
         sizes_were_seen_to_vary: whether other samples gave other shapes, so that bytes and seconds are an estimate.
-        largest_of_samples: of how many samples of different sizes the largest was profiled; 0: all had one size.
+        largest_of_samples: how many samples of different sizes were looked at, of which the largest was profiled. It is
+            0 if all had one size.
         rehearsals: what is known of programs that decide in the run.
         first_backwards: where weights are at home in the host's memory, the same profile with the figures of each
             stage's first backward of a step, before which there are no gradients. A measured profile has none;

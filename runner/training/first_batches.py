@@ -35,7 +35,7 @@ class FirstBatches:
     Args:
         training: None if the data has a ``spec``: it may not be there yet, and is left to the ranks.
         validation: None if there is no such set.
-        samples: those of the training set; None if they are not counted.
+        samples: how many the training set has, or None if they are not counted.
     """
 
     training: Batch | None
