@@ -98,7 +98,7 @@ def _run(config: RunConfig, training: Batch, validation: Batch | None) -> None:
     with refusing(config):
         _, _, total = _output(config, model, modules, training, device)
     after = _versions(model, modules)
-    _look_for_changes(config, {name: kind for (name, kind), seen in before.items() if after[name, kind] != seen})
+    _look_for_changes(config, {name: kind for (name, kind), seen in before.items() if after.get((name, kind)) != seen})
     _look_for_unreached(config, model, modules, total)
     inputs = map_tensors(lambda tensor: tensor.to(device), training[0])
     refuse_another_forward(model, to_precision(inputs, dtype_of(config.precision.name)), config.model.target)

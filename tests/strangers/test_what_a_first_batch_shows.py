@@ -52,6 +52,18 @@ class Normalizing(nn.Module):
         return x - self.mean
 
 
+class Forgetting(nn.Module):
+    """Drops a buffer that only its first forward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self._buffers.pop("first", None)
+        return x if first is None else x - first
+
+
 class Again(nn.Module):
     """Runs forward again in a backward that knows no other way than ``backward()``."""
 
@@ -85,6 +97,10 @@ def following() -> nn.Sequential:
 
 def plain() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3))
+
+
+def forgetting() -> nn.Sequential:
+    return nn.Sequential(Forgetting(), nn.Linear(4, 3))
 
 
 def again() -> nn.Sequential:
@@ -174,6 +190,8 @@ def test_buffers_of_each_replica_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert "each replica" not in caplog.text
     met("following", "parallelism.data=2")
     assert "each replica has its own 0.mean, which a forward changes" in caplog.text
+    met("forgetting", "parallelism.data=2")
+    assert "each replica has its own 0.first, which a forward changes" in caplog.text
 
 
 def test_a_layer_may_run_forward_again_by_itself(caplog: pytest.LogCaptureFixture) -> None:
