@@ -50,6 +50,25 @@ class Weighted(Plain):
         return {"loss": (each * counts).sum() / counts.sum(), "weight": counts.sum()}
 
 
+class Counts(Plain):
+    """It asks the batch for its length, to compute with it and to log."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        given, target = batch
+        loss = functional.cross_entropy(self.scores(given), target, reduction="sum") / len(given)
+        self.log("train_loss", loss, batch_size=len(target), prog_bar=True)
+        return {"loss": loss, "count": len(given)}
+
+
+class Loops(Plain):
+    """It goes over the samples one by one."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        given, target = batch
+        each = [functional.cross_entropy(self.scores(given[i]), target[i]) for i in range(given.shape[0])]
+        return torch.stack(each).mean()
+
+
 class Rebuilds(Plain):
     """It has a forward, and no use for the target."""
 

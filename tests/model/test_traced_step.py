@@ -27,7 +27,7 @@ def _chain(model: LoadedModel) -> list[torch.nn.Module]:
     return [layer.build() for layer in model.layers]
 
 
-@pytest.mark.parametrize("module", ["Plain", "Weighted", "Rebuilds"])
+@pytest.mark.parametrize("module", ["Plain", "Weighted", "Counts", "Rebuilds"])
 def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(module)
     model = load_model(config)
@@ -57,6 +57,11 @@ def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPat
     assert held.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(held[name], gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_a_step_that_fixes_the_size_of_the_batch_is_refused_in_words() -> None:
+    with pytest.raises(RequestError, match="takes the batch's size as a plain number, as a loop over samples does"):
+        load_model(_config("Loops"))
 
 
 def test_what_steps_log_is_computed_beside_the_loss() -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,10 +35,15 @@ from runner.model.targets import explained
 from runner.model.traced.conditions import Conditions, conditions_of
 from runner.model.traced.decided import asks_for_a_bool, deciding_comparisons
 from runner.model.traced.left_out import refuse_left_out
+from runner.model.traced.lengths import fixes_a_size, following_lengths
 from runner.model.traced.modes import computes_alike
 
 __all__ = ["Program", "trace", "trace_mode"]
 
+_Help = tuple[Callable[[Exception], bool], Callable[[], AbstractContextManager[None]]]
+
+_HELPS: tuple[_Help, ...] = ((asks_for_a_bool, deciding_comparisons), (fixes_a_size, following_lengths))
+"""Which error of torch.export a model's code may have raised, and what lets a second export pass it."""
 _DROPPED = ("_assert_tensor_metadata",)  # they would fix dtype and device to those of the trace
 
 
@@ -174,13 +179,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
     axes = _axes(model, args, kwargs)
     begin_autograd()
     with _quiet():
-        try:
-            exported = torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
-        except TypeError as error:
-            if not asks_for_a_bool(error):
-                raise
-            with deciding_comparisons():
-                exported = torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
+        exported = _exported(model, args, kwargs, axes, _HELPS)
     graph = exported.graph_module.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     weights: dict[Node, str] = {}
@@ -213,6 +212,18 @@ def _export(model: nn.Module, inputs: Any) -> Program:
     )
 
 
+def _exported(model: nn.Module, args: Any, kwargs: Any, axes: dict[str, Any], helps: tuple[_Help, ...]) -> Any:
+    """What torch.export makes of a model, with such helps as its refusals ask for."""
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=axes, strict=False)
+    except Exception as error:  # torch's own kinds are not public
+        help_ = next((each for each in helps if each[0](error)), None)
+        if help_ is None:
+            raise
+    with help_[1]():
+        return _exported(model, args, kwargs, axes, tuple(each for each in helps if each is not help_))
+
+
 def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The dynamic axes of every tensor: the first is the batch, others are dynamic if the model does not fix them."""
     dim = torch.export.Dim
@@ -239,8 +250,8 @@ def _reason(error: Exception) -> str:
     if known is not None:
         return known
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and "Constraints violated" in lines[0]:
-        return "Something takes the batch's size as a plain number, as len(x) does; x.shape[0] holds for every size"
+    if fixes_a_size(error):
+        return "Something takes the batch's size as a plain number, as a loop over samples does, and a trace fixes it"
     return f"{type(error).__name__}: {lines[0][:300].rstrip('.') if lines else 'no message'}"
 
 
