@@ -264,6 +264,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
     from runner.model.device import device_memory_bytes
     from runner.plan.cores import num_cores
     from runner.profiling.meet import meet
+    from runner.profiling.single_samples import try_single_samples
     from runner.training.first_batches import first_batches
     from runner.training.try_parts import try_parts
 
@@ -281,6 +282,7 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None, *, rehea
 
         made = replace(made, problems=with_layout_that_fits(made.problems, overrides, now))
     meet(config, made.profile, first.training, first.validation)
+    try_single_samples(config, first.training, first.samples)
     try_parts(config, made.profile, first.training)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 

@@ -15,9 +15,12 @@ from runner.model.boundary import CannotPassError, shapes
 from runner.model.by_value import by_value
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import in_short
+from runner.plan.layout.batches import largest_microbatch
+from runner.plan.layout.single_samples import with_two_samples
 
 __all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
 
+_OF_ONE = "more than 1 value per channel"  # what torch asks for where a batch norm has one sample
 _HEADS = {"num_key_value_heads": "heads of keys and values", "num_attention_heads": "heads of attention"}
 
 
@@ -74,7 +77,11 @@ def refusing(config: RunConfig) -> Iterator[None]:
         if error.is_divided:
             raise RequestError([_cannot_be_divided(config, error)]) from error.__cause__
         path, value = ("model.target", config.model.target) if error.index is not None else _loss(config)
-        raise RequestError([Problem(path, value, error.rule, str(error))]) from error.__cause__
+        why, fix = str(error), ""
+        samples = config.data.batch_size
+        if _OF_ONE in why and largest_microbatch(samples, config.parallelism.data, config.schedule.parts) == 1:
+            why, fix = f"Each micro-batch has one sample. {why}", with_two_samples(config, samples)
+        raise RequestError([Problem(path, value, error.rule, why, fix)]) from error.__cause__
 
 
 def _loss(config: RunConfig) -> tuple[str, str]:

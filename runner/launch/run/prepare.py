@@ -67,6 +67,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
     from runner.model.compiled import compile_problems, kernel_problems
     from runner.model.device import device_type
     from runner.profiling.meet import meet
+    from runner.profiling.single_samples import try_single_samples
     from runner.training.first_batches import first_batches
     from runner.training.try_parts import try_parts
 
@@ -90,6 +91,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False, machine: MachineF
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     raise_problems(plan.problems)
     meet(config, plan.profile, first.training, first.validation)
+    try_single_samples(config, first.training, first.samples)
     try_parts(config, plan.profile, first.training)
     for note in [*empty_microbatch_notes(config), *length_notes(config), *first.notes(config.data.batch_size)]:
         logger.warning("%s", note)
@@ -178,6 +180,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     from runner.launch.run.measured_plan import measured_plan
     from runner.model.check_pretrained import pretrained_problems
     from runner.profiling.meet import meet
+    from runner.profiling.single_samples import try_single_samples
     from runner.training.first_batches import first_batches
     from runner.training.try_parts import try_parts
 
@@ -189,6 +192,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems), plan.problems)
     meet(config, plan.profile, first.training, first.validation)
+    try_single_samples(config, first.training, first.samples)
     try_parts(config, plan.profile, first.training)
 
 

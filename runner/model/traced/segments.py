@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from runner.model.boundary import call_arguments, flatten
+from runner.model.traced.checked import CHECKED
 from runner.model.traced.cuts import align, crossing, is_random, module_path
 from runner.model.traced.operators import Program
 from runner.model.traced.structure import Itself, structure_of_graph
@@ -237,6 +238,7 @@ def part_of(
     attributes = [node for node in program.nodes if node.op == "get_attr" and node in needed and node not in nodes]
     for node in (*attributes, *nodes):
         copies[node] = graph.node_copy(node, lambda old: copies[old])
+        copies[node].target = CHECKED.get(node.target, node.target)
         copies[node].meta = {}
     graph.output(tuple(copies[out] if isinstance(out, Node) else out for out in outputs))
     return Part(
