@@ -142,6 +142,21 @@ def test_it_is_refused(kind: str, fake: bool) -> None:
         trace(make(), torch.randn(3, 4), kind)
 
 
+def test_a_compiled_model_is_refused_with_the_way_and_not_compiled() -> None:
+    wrapped, in_place = Whole(lambda _, x: x), Whole(lambda _, x: x)
+    in_place.second.compile()
+    models: list[Any] = [torch.compile(wrapped), in_place]
+    for model in models:
+        with pytest.raises(RequestError, match=r"must not be compiled.* Try compile=true and a function"):
+            trace(model, torch.randn(3, 4), "mine:build")
+
+
+def test_a_compiled_function_is_refused_in_the_same_way() -> None:
+    compiled = torch.compile(torch.sin, backend="aot_eager")
+    with pytest.raises(RequestError, match=r"must not be compiled by torch\.compile where it is traced"):
+        trace(Whole(lambda _, x: compiled(x)), torch.randn(3, 4), "mine:build")
+
+
 def noise(generator: Any) -> Tensor:
     return torch.from_numpy(generator.standard_normal(WIDTH).astype(np.float32))
 

@@ -29,6 +29,7 @@ __all__ = ["refuse_left_out"]
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _NEEDS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _OF_MODULES = "BackwardHookFunction"  # by which torch calls a module's full backward hooks
+_OF_COMPILED = "CompiledFunction"  # by which torch calls what torch.compile has made
 _OF_OPERATORS = "GeneratedBackwardFor_"  # by which torch.library calls custom operators, which a trace keeps
 _MODULE_HOOK = "has a module with backward hooks"
 
@@ -44,15 +45,30 @@ def refuse_left_out(model: nn.Module, inputs: Any, target: str) -> None:
     Raises:
         RequestError: it would.
     """
+    if any(_is_compiled(module) for module in model.modules()):
+        raise RequestError([_compiled_problem(target)])
     try:
         found = _left_out(model, inputs)
     except Exception:  # the export says what is wrong with the model
         return
     if found is not None:
         rule, what = found
+        if _OF_COMPILED in what:
+            raise RequestError([_compiled_problem(target)])
         why = f"Its forward {what}. A layers() that lists its layers needs no trace"
         problem = Problem("model.target", target, f"must {rule} where it is traced", why, "parallelism.pipeline=1")
         raise RequestError([problem])
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has wrapped a module, or ``module.compile()`` was called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _compiled_problem(target: str) -> Problem:
+    rule = "must not be compiled by torch.compile where it is traced"
+    why = "A trace cannot look into it. With compile=true the runner compiles the parts into which it cuts the model"
+    return Problem("model.target", target, rule, why, "compile=true and a function that returns the model as it is")
 
 
 def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str] | None:
