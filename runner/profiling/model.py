@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -30,7 +30,7 @@ from runner.model.data import LossFunction, example_batch, example_of, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.embeddings import has_tensor_trains
 from runner.model.fake import fake_tensors, import_fake_tensors
-from runner.model.layers import LayerSource
+from runner.model.layers import LayerSource, StageModule
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, of_whole_model
 from runner.model.modes import num_evaluating
@@ -41,6 +41,7 @@ from runner.optim.catalogue.registry import compression_of
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
+from runner.plan.rules.tensors import other_format_problem
 from runner.plan.time.estimate import with_estimated_seconds
 from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 from runner.profiling.alike import AlikeLayers
@@ -97,7 +98,7 @@ def profile_model(config: RunConfig, on_fake_tensors: FakedProfiler | None = Non
     Raises:
         RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
-    with telling_model_problems(config):
+    with telling_model_problems(config), _telling_another_format(config):
         try_optimizer(config)
         return cached_profile(config, partial(_profile_model, on_fake_tensors or _apart))
 
@@ -114,6 +115,31 @@ def telling_model_problems(config: RunConfig) -> Iterator[None]:
     except RequestError as error:
         further = [problem for problem in _model_problems(config) if problem not in error.problems]
         raise RequestError([*error.problems, *further]) from error
+
+
+@contextmanager
+def _telling_another_format(config: RunConfig) -> Iterator[None]:
+    """Refuse a model that does not take its data for the format of its weights, if that is not the run's."""
+    try:
+        yield
+    except RequestError as error:
+        if any(problem.path != "model.target" for problem in error.problems):
+            raise
+        problem: Problem | None = None
+        with suppress(RequestError):
+            problem = of_whole_model(config, partial(_format_problem, config))
+        raise_problems([] if problem is None else [problem])
+        raise
+
+
+def _format_problem(config: RunConfig, _: LoadedModel, stage: StageModule) -> Problem | None:
+    """The problem of the first trained weight that is not in the format in which the run trains it."""
+    for name, weight in stage.named_parameters():
+        if weight.requires_grad and weight.is_floating_point():
+            dtype = str(weight.dtype).removeprefix("torch.")
+            if (problem := other_format_problem(config, stage.global_name(name), dtype)) is not None:
+                return problem
+    return None
 
 
 def _profile_model(on_fake_tensors: FakedProfiler, config: RunConfig) -> ModelProfile:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from runner.config.guests import find_offload, is_own
 from runner.config.precision import PRECISIONS
-from runner.config.rules.table import Row, Table, value_at
-from runner.config.schema import OffloadConfig
+from runner.config.rules.table import Computed, Row, Table, value_at
+from runner.config.schema import OffloadConfig, RunConfig
+from runner.errors import Problem
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.prediction import kind_asked
 from runner.plan.rules.facts import OrderFacts
 
-__all__ = ["TENSOR_TABLES"]
+__all__ = ["TENSOR_TABLES", "other_format_problem"]
 
 _TAKE_COMPLEX = tuple(name for name, kind in OPTIMIZERS.items() if kind.takes_complex)
 _STAGE_3 = 3
+_AS_MADE = "float32"
+_OTHERWISE_MADE = "The model's function made it so, and trained in fp32 it would become another model without a word"
 _FORMATS = {"bfloat16": "precision=bf16", "float16": "precision=fp16"}
 
 
 def _trains_in_fp32(facts: OrderFacts) -> bool:
-    return PRECISIONS[facts.config.precision.name].weights == "float32"
+    return PRECISIONS[facts.config.precision.name].weights == _AS_MADE
 
 
 def _default(path: str, needed: object, why: str) -> Row[OrderFacts]:
@@ -69,21 +72,35 @@ _COMPLEX: Table[OrderFacts] = Table(
 )
 
 
-def _format(facts: OrderFacts) -> str:
-    """The override that trains weights in the format in which they were made."""
-    made = facts.other_weight.dtype if facts.other_weight is not None else ""
-    return _FORMATS.get(made, "float() of the model in its function")
+def other_format_problem(config: RunConfig, name: str, dtype: str) -> Problem | None:
+    """The problem of a trained weight of real numbers that was made in another format than fp32, if the run's is fp32.
+
+    Args:
+        config: the request.
+        name, dtype: those of the weight.
+    """
+    precision = config.precision.name
+    if PRECISIONS[precision].weights != _AS_MADE or dtype == _AS_MADE:
+        return None
+    rule = f"must be the format of the weights, and {name} is {dtype}"
+    fix = _FORMATS.get(dtype, "float() of the model in its function")
+    return Problem("precision.name", precision, rule, _OTHERWISE_MADE, fix)
+
+
+def _of_other_format(facts: OrderFacts) -> Iterator[Problem]:
+    weight = facts.other_weight
+    if weight is not None and (problem := other_format_problem(facts.config, weight.name, weight.dtype)) is not None:
+        yield problem
 
 
 _OTHER: Table[OrderFacts] = Table(
     "Trained weights of another format",
     (
-        Row(
+        Computed(
             "precision.name",
-            lambda f: True,
+            _of_other_format,
             "must be the format of the weights, and {other_weight.name} is {other_weight.dtype}",
-            "The model's function made it so, and trained in fp32 it would become another model without a word",
-            fix=_format,
+            _OTHERWISE_MADE,
         ),
     ),
     applies=lambda f: f.other_weight is not None and _trains_in_fp32(f),
