@@ -100,6 +100,14 @@ def test_a_word_of_another_tool_is_answered_with_ours(word: str) -> None:
     assert _hints(word) == [TYPED[word]]
 
 
+@pytest.mark.parametrize("name", ["trainer.accumulate_grad_batches", "gradient_accumulation_steps"])
+def test_accumulated_batches_keep_their_size(name: str) -> None:
+    _, problems = read_overrides([f"{name}=2", "data.batch_size=8"], config_roots(Path.cwd()))
+    assert [problem.fix for problem in problems] == ["schedule.microbatches=2 data.batch_size=16"]
+    _, (problem,) = read_overrides([f"{name}=2"], config_roots(Path.cwd()))
+    assert "data.batch_size has the samples of all of them, so multiply that too" in problem.line()
+
+
 @pytest.mark.parametrize("word", WITHOUT)
 def test_what_has_no_counterpart_has_no_hint(word: str) -> None:
     assert _hints(word) == [""]

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, options
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
-from runner.config.compose.synonyms import meant, no_option, option_called
+from runner.config.compose.synonyms import ACCUMULATED, meant, no_option, option_called
 from runner.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _OF_GRAMMAR = frozenset("'\"\\,[]{}()=$")
 """Characters that mean something in a value."""
 
 _QUOTED_NAME = re.compile(r"""(?<=[{,\s])(['"])([\w.*/-]+)\1\s*:""")
+
+_PARTS = "schedule.microbatches="
 
 _OF_MANY_NAMES = ("hardware",)
 """Groups whose options are things that have several names, each of which chooses the option."""
@@ -130,7 +132,20 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
             typed.append(line)
             named.add(override.key_or_group)
         problems += found
+    problems = [_of_whole_steps(problem, settings) for problem in problems]
     return Request(choices, tuple(settings), frozenset(named), tuple(typed)), problems
+
+
+def _of_whole_steps(problem: Problem, settings: Sequence[str]) -> Problem:
+    """The problem of a number of accumulated batches, with an override of the batch size that keeps their size."""
+    number = problem.fix.removeprefix(_PARTS)
+    if problem.path.rpartition(".")[2] not in ACCUMULATED or not number.isdigit():
+        return problem
+    for each in map(_parse, settings):
+        size = each.value()
+        if each.key_or_group == "data.batch_size" and isinstance(size, int):
+            return replace(problem, fix=f"{problem.fix} data.batch_size={size * int(number)}")
+    return problem
 
 
 def _one_by_one(line: str, override: Override) -> Iterator[tuple[str, Override]]:

@@ -30,11 +30,17 @@ from runner.config.compose.groups import groups, options, shipped_conf
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
 
-__all__ = ["Meant", "Synonym", "meant", "no_option", "option_called", "synonyms"]
+__all__ = ["ACCUMULATED", "Meant", "Synonym", "meant", "no_option", "option_called", "synonyms"]
 
 
 _FORMER = {("optimizer", "zero_one_adam"): ("onebit_adam_refreshed", "0/1 Adam's local steps are not implemented")}
 """Names that options had, each with the present one and why it is another."""
+
+
+ACCUMULATED = ("accumulate_grad_batches", "gradient_accumulation_steps")
+"""Names for the number of batches whose gradients one step adds, each of them of the batch size."""
+
+_ACCUMULATED = "the parts of an optimizer step; data.batch_size has the samples of all of them, so multiply that too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,8 @@ def meant(path: str, value: object) -> Meant | None:
         if found is None:
             continue
         chosen = option_called(found.key, value) if found.ours is None and found.key in groups() else None
-        return Meant(found.key, chosen if chosen is not None else found.ours, found.about)
+        about = _ACCUMULATED if found.name in ACCUMULATED else found.about
+        return Meant(found.key, chosen if chosen is not None else found.ours, about)
     return None
 
 
