@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch, join_microbatches, split_microbatches
@@ -27,6 +28,7 @@ from runner.plan.cut.partition import Partition
 from runner.plan.layout.batches import split_sizes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
+from runner.training.own_hooks import guard_hooks
 from runner.training.validation import LOSS, PREFIX, LoggedFigures, ValidationSums, figures_of, note_means
 
 __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
@@ -82,6 +84,8 @@ class _Bound:
         self._module: Any = model.module
         self._model, self._strategy, self._config = model, strategy, config
         self._stages = nn.ModuleDict()
+        self._released = WeakIdKeyDictionary()
+        guard_hooks(self._module, config.model.target, self._released)
         self._sums = ValidationSums()
         self._logged = LoggedFigures(self._module.log)
         self._own_log = self._module.log
@@ -114,10 +118,11 @@ class _Bound:
             self._module.pipeline_stages = self._stages
         held = {id(parameter) for parameter in self._stages.parameters()}
         for layer in layers:
-            for parameter in layer.given.parameters() if layer.given is not None else ():
+            for name, parameter in layer.given.named_parameters() if layer.given is not None else ():
                 if id(parameter) not in held:
                     # It belongs to another rank, so its memory is released here.
                     parameter.data = parameter.data.new_empty(0)
+                    self._released[parameter] = layer.full_name(name)
         return built
 
     def _configure_optimizers(self) -> Any:
