@@ -176,6 +176,12 @@ def _refuse_unknown(made: Any, fields: Mapping[str, Any]) -> None:
     if unknown:
         near = ", ".join(name + _nearest(name, known) for name in unknown)
         raise ValueError(f"{type(made).__name__} has no {near}")
+    given: dict[str, str] = {}
+    for name, value in fields.items():
+        other = given.setdefault(made.attribute_map.get(name, name), name)
+        if fields[other] != value:
+            both = f"{other} = {fields[other]} and {name} = {value} are two names of one field"
+            raise ValueError(f"{both} of {type(made).__name__}: set {other} alone, as in model.kwargs.{other}={value}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

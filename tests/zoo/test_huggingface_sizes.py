@@ -17,3 +17,10 @@ def test_positions_are_limited_where_an_architecture_limits_them(model_type: str
 def test_other_sizes_that_an_architecture_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="BloomConfig has no rope_theta"):
         configuration("bloom", fields={"max_position_embeddings": 64, "rope_theta": 1e4})
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": 128, "n_embd": 32}, {"n_embd": 32, "hidden_size": 128}])
+def test_two_names_of_one_size_are_refused_if_they_differ(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"n_embd = 32.* two names of one field of GPT2Config: set \w+ alone"):
+        configuration("gpt2", fields=fields)
+    assert configuration("gpt2", fields=dict.fromkeys(fields, 32)).hidden_size == 32
