@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from runner.errors import RequestError
+from runner.model.by_value import by_value
+from runner.model.fake import fake_tensors
 from runner.model.traced.operators import trace
 
 
@@ -47,3 +52,16 @@ def test_the_line_is_told_and_no_graph(kind: str, line: str, capfd: pytest.Captu
     assert len(problem.line()) < 400
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_code_without_lines_is_told_in_words_too() -> None:
+    given: dict[str, Any] = {}
+    exec("def chosen(x):\n    return x[:2] if x.nonzero().shape[0] > 3 else x", given)  # as of a graph  # noqa: S102
+    with fake_tensors(ShapeEnv()), pytest.raises(Exception, match="Could not guard") as raised:
+        given["chosen"](torch.ones(4))
+    # The test's own line is a user's.
+    raised.value.__traceback__ = None
+    assert by_value(raised.value) == (
+        "it asks for values of tensors, or for sizes that follow from them, as of x[mask], before there are any"
+    )
+    assert by_value(ValueError("another")) is None
