@@ -145,6 +145,19 @@ def test_every_answer_is_accepted() -> None:
         resolve(["model=mlp", hint])
 
 
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("optimizer=adamv", "optimizer=adamw"),  # and not adam, which is as near
+        ("precision=fp8", "precision=bf16_mixed"),
+        ("precision=transformer-engine", "precision=bf16_mixed"),
+        ("optimizer=nothing", ""),
+    ],
+)
+def test_a_name_that_no_option_has_is_answered_with_the_nearest(word: str, fix: str) -> None:
+    assert _hints(word) == [fix]
+
+
 def test_every_word_has_one_meaning() -> None:
     counts = Counter((each.name.casefold(), each.value, each.is_value and each.key) for each in synonyms())
     assert [word for word, count in counts.items() if count > 1] == []

@@ -122,7 +122,7 @@ def test_running_statistics_have_no_twins() -> None:
     stages = {0: build_stage(layers_of(model, 0), 0, 0), 1: build_stage(layers_of(model, 0), 1, 1)}
     (problem,) = running_statistics_problems(view, stages, "chimera")
     assert problem.line().startswith(
-        "schedule.name = chimera: must be a schedule of one pipeline with running statistics (1.running_mean)."
+        "schedule.name = chimera: must be a schedule of one pipeline, because layer 1 keeps running statistics."
     )
     alone = RankView.of(Topology.grid(2, 1), 1, microbatches=2)
     assert running_statistics_problems(alone, {1: stages[1]}, "1f1b") == []

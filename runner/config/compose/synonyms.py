@@ -37,6 +37,12 @@ _FORMER = {("optimizer", "zero_one_adam"): ("onebit_adam_refreshed", "0/1 Adam's
 """Names that options had, each with the present one and why it is another."""
 
 
+_LACKING = dict.fromkeys(
+    (("precision", name) for name in ("fp8", "fp8_mixed", "transformer-engine")),
+    ("bf16_mixed", "Products of numbers of 8 bits are not implemented; it computes those of 16"),
+)
+"""Names of what other tools have, each with the option that comes nearest and why it is another."""
+
 ACCUMULATED = ("accumulate_grad_batches", "gradient_accumulation_steps")
 """Names for the number of batches whose gradients one step adds, each of them of the batch size."""
 
@@ -115,6 +121,10 @@ def no_option(group: str, value: object, known: Collection[str]) -> Problem:
     if former is not None:
         present, why = former
         return Problem(group, value, f"it is called {present}", why, f"{group}={present}")
+    lacking = _LACKING.get((group, str(value)))
+    if lacking is not None:
+        nearest, why = lacking
+        return Problem(group, value, "there is no such option", why, f"{group}={nearest}")
     if group == "model" and (Path(str(value)) / "config.json").is_file():
         rule, why = "a folder of Hugging Face is no option", "It is read by model=huggingface"
         return Problem(group, value, rule, why, f"model=huggingface model.pretrained={value}")
@@ -123,7 +133,8 @@ def no_option(group: str, value: object, known: Collection[str]) -> Problem:
         return Problem(group, value, "a function of yours is no option", "It is read by another key", fix)
     near = option_called(group, value)
     if near not in known:
-        near = did_you_mean(str(value), known) if value is not None else None
+        alike = [each for each in known if len(each) == len(str(value))]  # where several are near, these are nearer
+        near = (did_you_mean(str(value), known) or did_you_mean(str(value), alike)) if value is not None else None
     fix = f"{group}={near}" if near is not None else ""
     return Problem(group, value, "there is no such option", f"{group} has {', '.join(known)}", fix)
 

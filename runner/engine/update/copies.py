@@ -154,7 +154,7 @@ def _bits(tensor: Tensor) -> Tensor:
 def running_statistics_problems(view: RankView, stages: Mapping[int, StageModule], schedule: str) -> list[Problem]:
     """The problems of layers whose running statistics would differ between twins, which see different micro-batches."""
     names = [
-        module.global_name(f"{path}.running_mean")
+        module.global_name(f"{path}.running_mean").removesuffix(".running_mean")
         for module in stages.values()
         for path, layer in module.named_modules()
         if view.has_twins and keeps_running_statistics(layer)

@@ -366,7 +366,7 @@ def statistics_problems(schedule: str, names: Iterable[str], fix: str = "schedul
     first = next(iter(names), None)
     if first is None:
         return []
-    rule = f"must be a schedule of one pipeline with running statistics ({first})"
+    rule = f"must be a schedule of one pipeline, because layer {first} keeps running statistics"
     return [Problem("schedule.name", schedule, rule, _OTHER_AVERAGES, fix)]
 
 
