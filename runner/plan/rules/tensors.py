@@ -77,7 +77,8 @@ def other_format_problem(config: RunConfig, name: str, dtype: str) -> Problem | 
 
     Args:
         config: the request.
-        name, dtype: those of the weight.
+        name: the name of the weight.
+        dtype: its format, as torch calls it.
     """
     precision = config.precision.name
     if PRECISIONS[precision].weights != _AS_MADE or dtype == _AS_MADE:
