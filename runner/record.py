@@ -88,7 +88,8 @@ class RunRecord:
         step_seconds: see :func:`step_seconds`.
         samples_per_second: samples per second in a median step.
         bubble_ratio: ``predicted`` and ``measured``, idle / total rank time over the flushed span.
-        seconds: parts of a median step, mean over ranks; they add up to the step.
+        seconds: parts of a median step, mean over ranks; they add up to the step. Its ``bubble`` is the time in which
+            ranks wait for each other's tensors, a part of what ``bubble_ratio`` counts.
         flops_per_step: floating-point operations of one optimizer step over all ranks.
         mfu: FLOP/s divided by the machine's peak; None if the peak is not known.
         bytes_moved: per step, between ranks and to the host.

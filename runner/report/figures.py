@@ -16,6 +16,7 @@ from runner.config.units import byte_unit
 from runner.printable import printable_line
 from runner.report.labels import short_labels
 from runner.report.read import Report, Run
+from runner.report.speed import part_name
 from runner.report.swept import curves, swept_keys
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _step_seconds(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
     left = [0.0] * len(shown)
     for part in dict.fromkeys(part for _, run in shown for part in run.record.seconds):
         widths = [run.record.seconds.get(part) or 0.0 for _, run in shown]
-        axes.barh(range(len(shown)), widths, left=left, label=_plain(part), height=0.6)
+        axes.barh(range(len(shown)), widths, left=left, label=part_name(part), height=0.6)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     return _save(figure, axes, path)
 

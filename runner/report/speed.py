@@ -9,7 +9,7 @@ from runner.config.units import format_rate, format_seconds
 from runner.record import RunRecord
 from runner.report.read import Run
 
-__all__ = ["SPEEDS", "Speed", "speeds_of"]
+__all__ = ["SPEEDS", "Speed", "part_name", "speeds_of"]
 
 _UNKNOWN = "-"
 
@@ -35,11 +35,24 @@ class Speed:
         return _UNKNOWN if value is None else self.told(value)
 
 
+def _bubble(record: RunRecord) -> float | None:
+    """The measured idle share of ranks; one stage has no bubble."""
+    return record.bubble_ratio.get("measured") if record.layout.get("pipeline") != 1 else None
+
+
 SPEEDS = (
     Speed("predicted", "predicted_step_seconds", lambda record: record.step_seconds.get("predicted"), format_seconds),
-    Speed("bubble", "bubble_ratio", lambda record: record.bubble_ratio.get("measured"), lambda value: f"{value:.0%}"),
+    Speed("bubble", "bubble_ratio", _bubble, lambda value: f"{value:.0%}"),
     Speed("tokens/s", "tokens_per_second", lambda record: record.extras.get("tokens_per_second"), format_rate),
 )
+
+
+def part_name(part: str) -> str:
+    """What a part of a step is called where people read it.
+
+    The time in which ranks wait for each other is not all that they are idle, which is the bubble of a plan.
+    """
+    return "waiting" if part == "bubble" else part
 
 
 def speeds_of(runs: Sequence[Run]) -> tuple[Speed, ...]:

@@ -16,7 +16,7 @@ from runner.report.best import LOSSES, best_of, figure_of, figures_of
 from runner.report.fit import fitted
 from runner.report.labels import chosen_layout, has_overrides, labels
 from runner.report.read import Report, Run
-from runner.report.speed import speeds_of
+from runner.report.speed import part_name, speeds_of
 
 if TYPE_CHECKING:
     from rich.console import RenderResult
@@ -147,7 +147,8 @@ def seconds_table(record: RunRecord) -> TextTable:
     known = {name: value for name, value in record.seconds.items() if value is not None}
     total = sum(known.values())
     rows = tuple(
-        (name, format_seconds(value), f"{value / total:.1%}" if total else _UNKNOWN) for name, value in known.items()
+        (part_name(name), format_seconds(value), f"{value / total:.1%}" if total else _UNKNOWN)
+        for name, value in known.items()
     )
     values = tuple((name, value, value / total if total else None) for name, value in known.items())
     header = ("part", "seconds", "share")

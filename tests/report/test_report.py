@@ -17,6 +17,7 @@ from runner.errors import RequestError
 from runner.record import RunRecord, StepLog, step_seconds
 from runner.report import read_report, report
 from runner.report.read import differences
+from runner.report.speed import SPEEDS
 from runner.report.tables import predicted_measured, predicted_measured_table, runs_table, seconds_table
 from runner.report.write import tables
 
@@ -88,7 +89,18 @@ def test_what_is_not_known_is_not_made_up() -> None:
 
 
 def test_the_parts_of_a_step_and_their_shares() -> None:
-    assert ("compute", "100 ms", "50.0%") in seconds_table(_ok()).rows
+    table = seconds_table(_ok())
+    assert ("compute", "100 ms", "50.0%") in table.rows
+    shown, kept = ([row[0] for row in rows] for rows in (table.rows, table.values))
+    assert "bubble" not in shown, "the bubble ratio is another figure"
+    assert shown[kept.index("bubble")] == "waiting"
+
+
+def test_one_stage_has_no_bubble() -> None:
+    record = _ok().replace(bubble_ratio={"predicted": 0.0, "measured": 0.016})
+    (bubble,) = (speed for speed in SPEEDS if speed.header == "bubble")
+    assert bubble.of(record) == 0.016
+    assert bubble.of(record.replace(layout={**record.layout, "pipeline": 1})) is None
 
 
 def test_every_job_keeps_its_row_and_its_reason(sweep: Path) -> None:
