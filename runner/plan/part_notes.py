@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from runner.config.units import format_seconds
 from runner.plan.time.network import Network
@@ -24,17 +24,17 @@ def part_notes(profile: ModelProfile, ranks: int, per_node: int | None, network:
         network: the links between ranks.
     """
     if profile.own_kernels:
-        yield "not all of the model has the kernels that are asked for" + _listed(profile.own_kernels)
+        yield "not all of the model has the kernels that are asked for" + _listed(profile, "own_kernels")
     if ranks == 1:
         return
     divided = profile.parameters_elsewhere * ranks / (ranks - 1) / max(1, profile.num_parameters)
     told = f"{ranks} ranks divide {min(divided, 1.0):.0%} of the weights, each has the others whole"
-    yield told + _listed([each.removeprefix("left whole: ") for each in profile.whole_weights])
+    yield told + _listed(profile, "whole_weights")
     if profile.gathered_logits:
         name = profile.gathered_logits
         yield f"every rank gets all features of {name}: only what a plain cross-entropy alone reads stays divided"
     if profile.whole_tokens:
-        yield "not all values between layers are divided by tokens" + _listed(profile.whole_tokens)
+        yield "not all values between layers are divided by tokens" + _listed(profile, "whole_tokens")
     if per_node is not None and per_node % ranks:
         rows = (*profile.layers, profile.loss)
         exchanges = [each for row in rows for each in (*row.forward_exchanges, *row.backward_exchanges)]
@@ -50,8 +50,10 @@ def part_notes(profile: ModelProfile, ranks: int, per_node: int | None, network:
         yield f"{why}: losses are those of one process in distribution, not in numbers"
 
 
-def _listed(reasons: Sequence[str]) -> str:
-    more = f"; and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+def _listed(profile: ModelProfile, key: str) -> str:
+    reasons = profile.parts_named.get(key, ())
+    left = len(reasons) - _MOST_NAMED
+    more = f"; and {left} more, see {key} of runner plan --json" if left > 0 else ""
     return f": {'; '.join(reasons[:_MOST_NAMED])}{more}" if reasons else ""
 
 

@@ -414,6 +414,7 @@ class RunPlan:
             "host_memory_limit_bytes": self.host_limit_bytes,
             **filling_document(self.schedule, self.time.bubble_ratio, self.time.utilisation_without_fills),
             "advice": list(self.advice),
+            **{key: list(parts) for key, parts in self.profile.parts_named.items()},
             "in_flight_microbatches": list(self.in_flight),
             "bytes_moved": {
                 "weight_gradients": self.gradient_bytes_sent,

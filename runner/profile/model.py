@@ -263,6 +263,13 @@ class ModelProfile:
         again = sum((len(one.layers) - 1) * one.num_parameters for one in self.shared if one.gradient_bytes)
         return sum(layer.num_trained for layer in self.layers) - again + self.trained_elsewhere
 
+    @property
+    def parts_named(self) -> dict[str, tuple[str, ...]]:
+        """Parts of the model that differ from the others, by what they are, each with the reason; no empty ones."""
+        kinds = {"own_kernels": self.own_kernels, "whole_tokens": self.whole_tokens}
+        kinds["whole_weights"] = tuple(each.removeprefix("left whole: ") for each in self.whole_weights)
+        return {kind: parts for kind, parts in kinds.items() if parts}
+
     def to_json(self) -> str:
         """The profile as one JSON document; numbers have full precision."""
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from plan_profiles import layer, model
 
@@ -63,6 +65,14 @@ def test_a_boundary_by_parts_takes_a_part_and_a_gathering() -> None:
     assert list(whole.comm) == [pytest.approx(1e-3 + 0.4)]
     assert list(made.comm) == [pytest.approx(1e-3 + 0.1 + 3 * (1e-3 + 0.1))]
     assert list(made.occupancy or ()) == [pytest.approx(0.1)]
+
+
+def test_a_note_names_some_whole_weights_and_says_where_all_are() -> None:
+    weights = tuple(f"{name}, it is an example" for name in "abcde")
+    profile = replace(model([layer()]), whole_weights=tuple(f"left whole: {each}" for each in weights))
+    (line,) = (line for line in part_notes(profile, 2, None, one_link(Link(1e-3, 1000.0))) if "divide" in line)
+    assert line.endswith("c, it is an example; and 2 more, see whole_weights of runner plan --json")
+    assert profile.parts_named == {"whole_weights": weights}
 
 
 @pytest.mark.parametrize(("per_node", "told"), [(2, ["600 ms", "6 ms"]), (8, []), (None, [])])
