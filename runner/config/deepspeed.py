@@ -55,7 +55,7 @@ def _laid_over(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]
 
 def _largest_microbatch(config: RunConfig) -> int:
     own = -(-config.data.batch_size // config.parallelism.data)
-    shares = config.schedule.shares
+    shares = config.schedule.option("shares")
     return -(-own // config.schedule.microbatches) if shares is None else ceil(own * max(shares) / sum(shares))
 
 

@@ -11,11 +11,14 @@ fields. Below a field, ``# also:`` has the names that other tools have for it, w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from runner.memory.solve.strategies import options_by_key, owners_of
+from runner.memory.solve.strategies import OPTIONS
 from runner.memory.solve.weights import WEIGHT_STRATEGIES
+from runner.options import Option, about
+from runner.schedule.catalogue import registry as schedules
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -54,6 +57,19 @@ Section = TypeVar("Section")
 WATCHDOG_MARGIN_SECONDS = 10.0
 SERVICE_LOGGERS = ("wandb", "mlflow")  # each is named as the package that it needs
 BESIDE = ("tensorboard", "csv", *SERVICE_LOGGERS)  # loggers that may stand beside another one
+
+
+def _with_options(options: Mapping[str, Mapping[str, Option]]) -> Callable[[type[Section]], type[Section]]:
+    """Give a section the keys that its guests declare, null where they are not given."""
+
+    def add(section: type[Section]) -> type[Section]:
+        for key, owners in options.items():
+            section.__annotations__[key] = next(iter(owners.values())).kind | None
+            also = tuple(name for option in owners.values() for name in option.also)
+            setattr(section, key, field(default=None, metadata={"about": about(owners), "also": also}))
+        return section
+
+    return add
 
 
 @dataclass
@@ -172,45 +188,40 @@ class PlannerConfig:
 
 
 @dataclass
+@_with_options(schedules.OPTIONS)
 class ScheduleConfig:
-    """The order of the pipeline's work. Keys other than ``microbatches`` apply only to schedules that name them."""
+    """The order of the pipeline's work. It also has the keys of the schedules in runner/schedule/generators."""
 
     name: str = "1f1b"
     microbatches: int = 1  # per optimizer step and data replica
     # also: gradient_accumulation_steps, accumulate_grad_batches, num_microbatches, n_microbatches
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
-    variant: str | None = None  # chimera: concatenation, doubling, halving; avgpipe: easgd, updates; null = the first
-    pipes: int | None = None  # chimera: pipelines, half of them in each direction; avgpipe: pipelines; null = 2
-    advance: int | None = None  # avgpipe: forwards that each rank makes earlier than 1f1b would; null = 0
-    wave: int | None = None  # hetpipe: steps from one exchange of workers to the next; null = as the pipeline needs
-    distance: int | None = None  # hetpipe: waves by which a worker may lack the others' changes; null = 0
-    elasticity: float | None = None  # avgpipe: how far the average draws each pipeline after a step; null = 1 / pipes
     twin_check_every: int = 100  # steps between two comparisons of a stage's copies on several ranks
-    file: str | None = None  # from_file: a schedule in torch's CSV form
-    # also: pipeline_parallel_schedule_csv
     post_validation: bool = False  # update before the global norm and overflow check are known, and undo it if needed
-    memory_limit: int | None = None  # zb_auto: micro-batches that a rank may keep between F and W; null = the ranks
-    base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
-    opportunistic: bool | None = None  # varuna: a forward may replace a backward whose gradient is late; null = false
-    asynchronous: str | None = None  # auto: whether it considers asynchronous orders: refused, allowed; null = refused
     steps: int | None = None  # windows drawn by `runner schedule`
-    lr_rescheduling: int | None = None  # pipemare: steps until a late stage has the whole learning rate; null = at once
-    discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights
-    warmup_steps: int | None = None  # pipemare: first steps that are flushed; null = 0
-    replicas: list[int] | None = None  # gpipe, 1f1b, pipedream: ranks of each stage, in turns, as [2,1]; null = one
-    shares: list[float] | None = None  # naive, gpipe, 1f1b, 1f1b_eager: parts of the samples, as [1,1,2]; null = alike
     target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
+
+    def option(self, key: str) -> Any:
+        """The value of a key that a schedule declares; None where it is not given."""
+        return getattr(self, key)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that schedules declare, as far as they are given; false is as good as not given."""
+        values = {key: self.option(key) for key in schedules.OPTIONS}
+        return {key: value for key, value in values.items() if value is not None and value is not False}
 
     @property
     def parts(self) -> int | list[float]:
         """How a replica's samples are divided among its micro-batches: so many alike, or by their shares."""
-        return self.computed_microbatches if self.shares is None else self.shares
+        shares: list[float] | None = self.option("shares")
+        return self.computed_microbatches if shares is None else shares
 
     @property
     def computed_microbatches(self) -> int:
         """Number of micro-batches that are computed: backward halving computes the two halves of each."""
-        return self.microbatches * (2 if self.variant == "halving" else 1)
+        return self.microbatches * (2 if self.option("variant") == "halving" else 1)
 
 
 @dataclass
@@ -266,17 +277,8 @@ class OffloadConfig:
                 self.activations = "none"
 
 
-def _with_keys_of_strategies(section: type[Section]) -> type[Section]:
-    """Give a section the keys that the shipped strategies read, null where they are not given."""
-    for key, option in options_by_key().items():
-        section.__annotations__[key] = option.kind | None
-        told = f"{' or '.join(owners_of(key))}: {option.about}"
-        setattr(section, key, field(default=None, metadata={"about": told}))
-    return section
-
-
 @dataclass
-@_with_keys_of_strategies
+@_with_options(OPTIONS)
 class ActivationCheckpointConfig:
     """Which saved tensors are dropped after the forward and recomputed in the backward.
 
@@ -297,7 +299,7 @@ class ActivationCheckpointConfig:
         """The strategy's options by key, as far as they are given."""
         if self.target is not None:
             return dict(self.kwargs)
-        return {key: getattr(self, key) for key in options_by_key() if getattr(self, key) is not None}
+        return {key: getattr(self, key) for key in OPTIONS if getattr(self, key) is not None}
 
 
 @dataclass

@@ -30,6 +30,5 @@ def averaging_of(config: RunConfig) -> Averaging | None:
     asked, spec = config.schedule, SPECS.get(config.schedule.name)
     if spec is None or not spec.averaged_pipes:
         return None
-    pipes = asked.pipes or spec.averaged_pipes
-    elasticity = 1 / pipes if asked.elasticity is None else asked.elasticity
-    return Averaging(pipes, elasticity, asked.variant or "easgd")
+    pipes, elasticity = asked.option("pipes") or spec.averaged_pipes, asked.option("elasticity")
+    return Averaging(pipes, 1 / pipes if elasticity is None else elasticity, asked.option("variant") or "easgd")

@@ -62,13 +62,13 @@ def preset_asked(config: RunConfig, schedule: str) -> str | None:
 
 def predicts(config: RunConfig, schedule: str) -> bool:
     """Whether weights are predicted, or backwards corrected, with the schedule of this name."""
-    return kind_asked(config, schedule) is not None or config.schedule.discrepancy_correction is not None
+    return kind_asked(config, schedule) is not None or config.schedule.option("discrepancy_correction") is not None
 
 
 def prediction_of(config: RunConfig, schedule: Schedule) -> Prediction | None:
     """The prediction of a request without problems; None if nothing is predicted."""
-    if config.schedule.discrepancy_correction is not None:
-        return _correction(config.schedule.discrepancy_correction, schedule)
+    if (correction := config.schedule.option("discrepancy_correction")) is not None:
+        return _correction(correction, schedule)
     kind = kind_asked(config, schedule.name)
     if kind is None:
         return None

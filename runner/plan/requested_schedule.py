@@ -87,8 +87,8 @@ def follows_profile(config: RunConfig) -> bool:
 def num_stages(config: RunConfig) -> int:
     """The number of stages of a request's schedule; for an unknown schedule, one per rank by default."""
     asked, spec = config.schedule, _spec(config)
-    if asked.replicas is not None:
-        return len(asked.replicas)
+    if (replicas := asked.option("replicas")) is not None:
+        return len(replicas)
     return config.parallelism.pipeline * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 
@@ -110,18 +110,21 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
         RequestError: see :func:`schedule_of`.
     """
     schedule = fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
-    if config.schedule.shares is None:
+    shares = config.schedule.option("shares")
+    if shares is None:
         return schedule
-    sizes = largest_sizes(config.data.batch_size, config.parallelism.data, config.schedule.shares)
+    sizes = largest_sizes(config.data.batch_size, config.parallelism.data, shares)
     return replace(schedule, sizes=tuple(map(float, sizes)))
 
 
 def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.ScheduleRequest:
     asked = config.schedule
-    keys = {
-        each.name: getattr(asked, each.name) for each in fields(registry.ScheduleRequest) if hasattr(asked, each.name)
-    }
-    keys["opportunistic"] = asked.opportunistic or None
     return registry.ScheduleRequest(
-        ranks=config.parallelism.pipeline, costs=costs_of(config) if costs is None else costs, **keys
+        config.parallelism.pipeline,
+        asked.microbatches,
+        asked.chunks,
+        costs_of(config) if costs is None else costs,
+        asked.given,
+        asked.target,
+        asked.kwargs,
     )

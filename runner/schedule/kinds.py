@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from runner.errors import Problem
+from runner.options import Option
 from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import Schedule
 
@@ -20,56 +22,24 @@ class ScheduleRequest:
         ranks: D, the number of pipeline ranks.
         microbatches: T, the number of micro-batches per optimizer step and data replica.
         chunks: v, the number of model chunks per rank; None means the schedule's own number.
-        variant: for ``avgpipe``, the form of averaging, ``easgd`` (also meant by None) or ``updates``. For ``chimera``,
-            how its units follow each other: ``concatenation`` (also meant by None) leaves them as
-            they are, ``doubling`` has forwards of two micro-batches, ``halving`` has backwards of half a micro-batch.
-        pipes: for ``chimera``, the number of pipelines, half of them in each direction; for ``avgpipe``, the number of
-            parallel pipelines. None means 2.
-        advance: for ``avgpipe``, the number of forwards that each rank makes earlier than 1F1B would; None means 0.
-        elasticity: for ``avgpipe``, the part of its distance from the average by which each pipeline is drawn to it
-            after a step; it changes what a run does, but not the order. None means 1 / pipes.
-        file: for ``from_file``, the path of the file.
-        memory_limit: for ``zb_auto``, the number of micro-batches, in units of a rank's whole share, that a rank may
-            keep between F and W; None means D, which is what 1F1B keeps on its first rank. For an opportunistic
-            ``varuna``, a rank takes a forward before its turn only while it keeps fewer than this number between F
-            and B; None means any number.
-        base: for ``pipefisher``, the schedule whose bubbles are filled: ``1f1b`` (also meant by None) or ``gpipe``.
-        wave: for ``hetpipe``, the number of optimizer steps that a worker makes from one exchange to the next, which
-            is also the number of steps under way in its pipeline; None means as few as fill the pipeline.
-        distance: for ``hetpipe``, the number of waves by which a worker may lack the changes of others; None means 0.
-        opportunistic: for ``varuna``, whether a rank takes a forward instead of a backward whose gradient is late;
-            None means False.
-        lr_rescheduling, discrepancy_correction, warmup_steps: for ``pipemare``, its three techniques. They change what
-            a run does with the order, but not the order. None means that it does without.
-        replicas: for each stage, the number of ranks that hold it and take its micro-batches in turns; they add up to
-            ``ranks``. None means one each.
-        shares: for each micro-batch, its share of the samples, in any unit. None means that all have as many.
+        options: the keys that only some schedules read, by name, as far as they are given. What each means stands in
+            the entries of its schedules: :attr:`ScheduleSpec.options`.
         target: a user's own schedule, as ``package.module:name``.
         kwargs: further arguments of the target, if it is a function.
-        costs: for ``zb_auto`` and ``pipefisher``, the durations from which they find their order.
+        costs: for schedules whose order depends on them, the durations from which they find it.
     """
 
     ranks: int
     microbatches: int
     chunks: int | None = None
-    file: str | None = None
-    memory_limit: int | None = None
     costs: Costs | StageCosts = Costs()
-    variant: str | None = None
-    pipes: int | None = None
-    advance: int | None = None
-    elasticity: float | None = None
-    wave: int | None = None
-    distance: int | None = None
-    opportunistic: bool | None = None
-    base: str | None = None
-    lr_rescheduling: int | None = None
-    discrepancy_correction: float | None = None
-    warmup_steps: int | None = None
-    replicas: Sequence[int] | None = None
-    shares: Sequence[float] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
+
+    def option(self, key: str) -> Any:
+        """The value of an option; None where it is not given."""
+        return self.options.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +95,7 @@ class ScheduleSpec:
         microbatches: the numbers of micro-batches, T, for which it exists.
         one_rank: whether it may be used with one rank, where it accumulates gradients.
         constraint: returns the problems of a request that break further rules.
-        keys: the fields of a request that it uses, among those that only few schedules use.
-        examples: some legal values of these keys; tests draw from them.
+        options: the keys of the section ``schedule`` that it reads, among those that only some schedules read.
         kind: "synchronous" means that every forward and backward of a step reads weights with the updates of all
             earlier steps. "asynchronous" means that windows overlap and some weights lack updates; ``generate`` then
             makes enough windows to show how the schedule repeats.
@@ -155,8 +124,7 @@ class ScheduleSpec:
     microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
-    keys: frozenset[str] = frozenset()
-    examples: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
     variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
     prediction: str | None = None
@@ -172,9 +140,14 @@ class ScheduleSpec:
     position: int = 1000
 
     @property
+    def keys(self) -> frozenset[str]:
+        """The names of its options."""
+        return frozenset(option.key for option in self.options)
+
+    @property
     def searched_if_allowed(self) -> bool:
         """Whether ``auto`` considers it where asynchronous orders are allowed: one without further choices."""
-        is_plain = not self.keys and self.prediction is None and not self.averaged_pipes
+        is_plain = not self.options and self.prediction is None and not self.averaged_pipes
         return self.kind == "asynchronous" and is_plain
 
     def formulas_of(self, variant: str | None) -> Formulas | None:

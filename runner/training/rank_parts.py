@@ -220,7 +220,7 @@ def make_strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> Engi
     """The strategy that a request asks for, of one rank of its plan."""
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
-        shares=tuple(config.schedule.shares or ()),
+        shares=tuple(config.schedule.option("shares") or ()),
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
@@ -231,8 +231,8 @@ def make_strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> Engi
         compile=config.compile,
         compile_share=_compile_share(config),
         post_validation=config.schedule.post_validation,
-        warmup_steps=config.schedule.warmup_steps or 0,
-        rescheduling_steps=config.schedule.lr_rescheduling,
+        warmup_steps=config.schedule.option("warmup_steps") or 0,
+        rescheduling_steps=config.schedule.option("lr_rescheduling"),
         twin_check_every=config.schedule.twin_check_every,
         tensor_sums=config.parallelism.tensor_sums,
         link_delay_seconds=config.transport.delay_seconds,

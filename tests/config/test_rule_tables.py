@@ -14,7 +14,7 @@ from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.zero_table import ZERO
 from runner.config.schema import CallbackConfig, DeviceClassConfig, LinkClassConfig, RunConfig
 from runner.errors import Problem
-from runner.memory.solve.strategies import STRATEGIES, options_by_key
+from runner.memory.solve.strategies import OPTIONS, STRATEGIES
 from runner.plan.rules.document import DOCUMENTS, all_tables, documented
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ COMBINED: list[dict[str, Any]] = [
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
     *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
-    *({f"activation_checkpoint.{each.key}": WRONG[each.kind]} for each in options_by_key().values()),
+    *({f"activation_checkpoint.{key}": WRONG[next(iter(each.values())).kind]} for key, each in OPTIONS.items()),
     {"activation_checkpoint.target": "a"}, {"activation_checkpoint.kwargs": {"a": 1}},
     {"activation_checkpoint.name": "full", "activation_checkpoint.target": "a:b"},
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},

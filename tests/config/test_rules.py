@@ -67,8 +67,6 @@ BROKEN = [
     ("schedule.chunks=0", "schedule.chunks = 0: must be at least 1. Try schedule.chunks=1."),
     ("schedule.steps=0", "schedule.steps = 0: must be at least 1. Try schedule.steps=1."),
     ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = true: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
-    ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),
-    ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
     ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition auto finds them itself. Try partition=manual."),
     ("partition=manual parallelism.pipeline=3", "partition.boundaries = null: must be given. A manual partition cuts where you say. Try partition.boundaries=[1,2]."),
     ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),

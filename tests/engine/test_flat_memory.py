@@ -50,7 +50,7 @@ def options_of(name: str, schedule: Any) -> dict[str, Any]:
     )
     config.parallelism.pipeline = RANKS
     if name == "pipemare":
-        config.schedule.discrepancy_correction = 0.135
+        vars(config.schedule).update(discrepancy_correction=0.135)
     return {"optimizer": MOMENTUM, "prediction": prediction_of(config, schedule)}
 
 

@@ -320,7 +320,7 @@ def pipemare_loop(
 def test_pipemare_corrects_backwards() -> None:
     schedule, batches = build("pipemare", ranks=4, microbatches=1), make_batches(2)
     config = request("pipemare", 4, 1, "sgd")
-    config.schedule.discrepancy_correction = 0.135
+    vars(config.schedule).update(discrepancy_correction=0.135)
     prediction, sgd = prediction_of(config, schedule), partial(torch.optim.SGD, lr=0.05)
     found = train(batches, schedule, prediction=prediction, count=1, optimizer=sgd)
     found.assert_equals(pipemare_loop(batches, 4, share=0.135))

@@ -18,7 +18,8 @@ from runner.memory.solve.values import Segment
 from runner.plan.make import make_plan
 
 MODULE = """
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
+from runner.options import Option
 from runner.memory.solve.values import Segment
 
 SEEN = []

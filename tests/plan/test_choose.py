@@ -152,7 +152,7 @@ def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> Non
     refused = planned("auto", layers=EVEN)
     assert not refused.schedule.is_asynchronous
     config = request("auto")
-    config.schedule.asynchronous = "allowed"
+    vars(config.schedule).update(asynchronous="allowed")
     allowed = make_plan(config, model(EVEN))
     assert allowed.schedule.is_asynchronous
     assert allowed.time.step_seconds < refused.time.step_seconds
@@ -163,7 +163,7 @@ def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> Non
 
 def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:
     config = request("auto")
-    config.schedule.asynchronous = "allowed"
+    vars(config.schedule).update(asynchronous="allowed")
     config.trainer.grad_clip_norm = 1.0
     assert not make_plan(config, model(EVEN)).schedule.is_asynchronous
 

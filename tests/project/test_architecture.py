@@ -13,7 +13,7 @@ from rank_imports import OF_BOTH, OF_THE_COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_REQUEST = {"errors", "targets", "config.schema", "optim.catalogue", "config"}
+_REQUEST = {"errors", "options", "targets", "config.schema", "optim.catalogue", "config"}
 _FOUNDATION = _REQUEST | {
     "",
     "noise",
@@ -45,16 +45,17 @@ MAY_IMPORT = {
     "pulse": set(),
     "record": {"environment", "files"},
     "errors": {"printable"},
+    "options": {"errors"},
     "targets": {"errors"},
     "profile": set(),
     "noise": set(),
     "progress": set(),
     "late": set(),
-    "config.schema": {"errors", "memory.solve"},
+    "config.schema": {"errors", "options", "memory.solve", "schedule"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
-    "config": {"errors", "files", "targets", "config.schema", "optim.catalogue", "memory.solve"},
-    "schedule": {"errors", "printable", "targets"},
-    "memory.solve": {"errors", "noise", "progress", "targets", "profile"},
+    "config": {"errors", "options", "files", "targets", "config.schema", "optim.catalogue", "memory.solve", "schedule"},
+    "schedule": {"errors", "options", "printable", "targets"},
+    "memory.solve": {"errors", "options", "noise", "progress", "targets", "profile"},
     "plan": _REQUEST | {"files", "stored", "profile", "progress", "schedule", "memory.solve"},
     "report": {"errors", "printable", "config.schema", "config", "record"},
     "zoo": set(),
@@ -96,6 +97,7 @@ WITHOUT_TORCH = (
         "late",
         "files",
         "parent",
+        "options",
         "printable",
         "pulse",
         "profile",

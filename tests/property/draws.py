@@ -128,7 +128,7 @@ def _layout(drawn: _Draw) -> tuple[int, bool]:
         stages = asked.ranks * (asked.chunks or spec.default_chunks or 1)
         if stages <= MOST_STAGES and not request_problems(spec.name, asked):
             break
-    keys = {**{key: getattr(asked, key) for key in spec.examples}, "chunks": asked.chunks}
+    keys = {**asked.options, "chunks": asked.chunks}
     drawn.words |= {"schedule": spec.name, "parallelism.pipeline": str(asked.ranks)}
     drawn.words["parallelism.data"] = rng.choice("1112223" if asked.ranks < 4 else "1112")
     drawn.words["schedule.microbatches"] = str(asked.microbatches)
@@ -147,10 +147,10 @@ def _schedule(drawn: _Draw, spec: ScheduleSpec) -> ScheduleRequest:
     ranks = _ranks(rng, spec)
     legal = [each for each in range(1, 9) if spec.microbatches.holds(ranks, each)]
     chunks = rng.choice([each for each in (1, 2, 3, 4) if spec.chunks.holds(ranks, each)] or [None])
-    own = {key: rng.choice(list(values)) for key, values in spec.examples.items() if drawn.often(0.5)}
+    drawable = [option for option in spec.options if option.legal]
+    own = {option.key: rng.choice(list(option.legal)) for option in drawable if drawn.often(0.5)}
     given = chunks if spec.default_chunks is not None and chunks != spec.default_chunks else None
-    asked = ScheduleRequest(ranks, rng.choice(legal or [2 * ranks]), chunks=given)
-    return replace(asked, **own)  # type: ignore[arg-type]
+    return ScheduleRequest(ranks, rng.choice(legal or [2 * ranks]), chunks=given, options=own)
 
 
 def _ranks(rng: random.Random, spec: ScheduleSpec) -> int:

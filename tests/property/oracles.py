@@ -179,7 +179,7 @@ def _is_bound(run: Run, config: RunConfig, begin: int) -> bool:
 
 def _is_uneven(config: RunConfig) -> bool:
     """Whether micro-batches differ in size; each counts as the largest, and moves bytes as their mean does."""
-    unequal = config.schedule.shares is not None
+    unequal = config.schedule.option("shares") is not None
     return unequal or bool(config.data.batch_size % (config.parallelism.data * config.schedule.computed_microbatches))
 
 
@@ -217,13 +217,12 @@ def task_of(config: RunConfig, plan: RunPlan, splits: Sequence[tuple[int, int | 
 
 
 def _split(config: RunConfig) -> tuple[int, int | Sequence[float]]:
-    return config.parallelism.data, config.schedule.shares or config.schedule.computed_microbatches
+    return config.parallelism.data, config.schedule.option("shares") or config.schedule.computed_microbatches
 
 
 def _changes_updates(config: RunConfig) -> bool:
     """Whether the schedule changes what an update is, as PipeMare's techniques do."""
-    asked = config.schedule
-    return any((asked.warmup_steps, asked.lr_rescheduling, asked.discrepancy_correction))
+    return any(map(config.schedule.option, ("warmup_steps", "lr_rescheduling", "discrepancy_correction")))
 
 
 def _late(config: RunConfig, plan: RunPlan) -> Late:

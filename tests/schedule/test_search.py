@@ -37,7 +37,7 @@ class Case:
 
     @property
     def request(self) -> ScheduleRequest:
-        return ScheduleRequest(self.ranks, self.microbatches, memory_limit=self.limit)
+        return ScheduleRequest(self.ranks, self.microbatches, options={"memory_limit": self.limit})
 
     def costs_of(self, placement: Sequence[int]) -> StageCosts:
         """Stages of about equal work, cut where the sum of the layers passes each share."""
@@ -78,10 +78,10 @@ def best_published(given: Case) -> float:
 def requests_of(given: Case) -> list[ScheduleRequest]:
     """With all numbers of chunks; chimera's others, which keep the micro-batches' size, besides."""
     asked = ScheduleRequest(given.ranks, given.microbatches)
-    chimeras = itertools.product((None, "doubling"), (2, 4, 6))
+    chimeras = itertools.product(({}, {"variant": "doubling"}), (2, 4, 6))
     return [
         *(replace(asked, chunks=chunks) for chunks in (1, 2, 3, 4)),
-        *(replace(asked, chunks=1, variant=variant, pipes=pipes) for variant, pipes in chimeras),
+        *(replace(asked, chunks=1, options={**form, "pipes": pipes}) for form, pipes in chimeras),
     ]
 
 

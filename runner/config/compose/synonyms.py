@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
-from runner.config.compose.field_comments import also_of, field_comments
+from runner.config.compose.field_comments import FieldComment, also_of, field_comments
 from runner.config.compose.groups import groups, options, shipped_conf
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
@@ -168,9 +168,9 @@ def _of_section(section: type, prefix: str) -> Iterator[Synonym]:
     hints = get_type_hints(section)
     for item in fields(section):
         path = f"{prefix}{item.name}"
-        comment = field_comments().get((section.__name__, item.name))
-        for entry in comment.also if comment is not None else ():
-            assert comment is not None
+        beside = FieldComment(item.metadata.get("about", ""), item.metadata.get("also", ()))
+        comment = field_comments().get((section.__name__, item.name), beside)
+        for entry in comment.also:
             word, _, ours = (part.strip() for part in entry.partition("->"))
             name, _, value = word.partition("=")
             yield Synonym(name, value or None, path, ours or None, comment.about)

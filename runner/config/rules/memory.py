@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from runner.config.guests import MOVERS, find_offload, is_own, target_problems
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at, where
-from runner.config.rules.values import is_given, not_negative, one_of, positive
+from runner.config.rules.values import is_given, not_negative, one_of, positive, rule_of
 from runner.config.schema import RunConfig
 from runner.memory.solve.offload import Offload
 from runner.memory.solve.offloads import OFFLOADS
-from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
-from runner.memory.solve.strategy import SECTION, Option, Strategy, shown
+from runner.memory.solve.strategies import OPTIONS, STRATEGIES
+from runner.memory.solve.strategy import SECTION, Strategy
+from runner.options import Option, shown
 
 __all__ = ["MEMORY", "POLICIES", "TO_HOST", "moves_to_host"]
 
@@ -42,9 +43,10 @@ def moves_to_host(config: RunConfig) -> bool:
     return _moves(config) and not _offload(config).lends
 
 
-def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
+def _of_option(owners: Mapping[str, Option]) -> Iterator[Row[RunConfig]]:
     """The rules of an option: its strategies need it with a valid value, other strategies must not have it."""
-    path, owners = f"{SECTION}.{option.key}", owners_of(option.key)
+    option = next(iter(owners.values()))
+    path = f"{SECTION}.{option.key}"
     if option.required:
         yield Row(
             path,
@@ -63,15 +65,7 @@ def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
         value=lambda c: shown(value_at(c, path)),
         when=lambda c: _is_own(c) or c.activation_checkpoint.name in set(STRATEGIES) - set(owners),
     )
-    if option.rule:
-        yield Row(
-            path,
-            lambda c: option.breaks(value_at(c, path)),
-            option.rule,
-            fix=lambda c: option.fix_of(value_at(c, path), path),
-            value=lambda c: shown(value_at(c, path)),
-            when=lambda c: is_given(c, path),
-        )
+    yield from rule_of(SECTION, option)
 
 
 def _is_own(config: RunConfig) -> bool:
@@ -111,7 +105,7 @@ def _slows_moves(path: str, default: str) -> Row[RunConfig]:
 MEMORY: Table[RunConfig] = Table(
     "Activations",
     (
-        *(row for option in options_by_key().values() for row in _of_option(option)),
+        *(row for owners in OPTIONS.values() for row in _of_option(owners)),
         Row(
             f"{SECTION}.target",
             lambda c: _is_own(c) and c.activation_checkpoint.name in STRATEGIES,

@@ -16,12 +16,22 @@ from runner.config.rules.embedding import EMBEDDINGS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Computed, Row, Table, where
-from runner.config.rules.values import TARGET, at_least, is_given, not_negative, one_of, optional_target, target
+from runner.config.rules.values import (
+    TARGET,
+    at_least,
+    is_given,
+    not_negative,
+    one_of,
+    optional_target,
+    rule_of,
+    target,
+)
 from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, did_you_mean
 from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, target_problems
+from runner.schedule.catalogue.registry import OPTIONS
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
@@ -336,45 +346,8 @@ _SCHEDULE: Table[RunConfig] = Table(
     (
         at_least("schedule.microbatches", 1),
         at_least("schedule.chunks", 1),
-        at_least("schedule.memory_limit", 1),
-        at_least("schedule.pipes", 1),
-        at_least("schedule.advance", 0),
-        Row(
-            "schedule.asynchronous",
-            lambda c: c.schedule.asynchronous not in ("refused", "allowed"),
-            "must be refused or allowed",
-            fix="schedule.asynchronous=refused",
-            when=lambda c: is_given(c, "schedule.asynchronous"),
-        ),
-        Row(
-            "schedule.asynchronous",
-            lambda c: c.schedule.name != "auto",
-            "applies to schedule=auto only",
-            "A schedule that is named says by itself whether it is asynchronous",
-            fix="schedule.asynchronous=null",
-            when=lambda c: is_given(c, "schedule.asynchronous"),
-        ),
-        at_least("schedule.wave", 1),
-        at_least("schedule.distance", 0),
-        Row(
-            "schedule.elasticity",
-            lambda c: not 0 <= c.schedule.elasticity <= 1,  # type: ignore[operator]
-            "must lie between 0 and 1",
-            "It is the part of its distance from the average by which each pipeline is drawn to it",
-            fix="schedule.elasticity=null",
-            when=lambda c: is_given(c, "schedule.elasticity"),
-        ),
+        *(rule for owners in OPTIONS.values() for rule in rule_of("schedule", next(iter(owners.values())))),
         at_least("schedule.twin_check_every", 1),
-        at_least("schedule.lr_rescheduling", 1),
-        at_least("schedule.warmup_steps", 0),
-        Row(
-            "schedule.discrepancy_correction",
-            lambda c: not 0 < c.schedule.discrepancy_correction < 1,  # type: ignore[operator]
-            "must lie between 0 and 1",
-            "It is what is left of a change in the mean after as many steps as forwards are late",
-            fix="schedule.discrepancy_correction=0.135",
-            when=lambda c: is_given(c, "schedule.discrepancy_correction"),
-        ),
         Row(
             "schedule.post_validation",
             lambda c: c.schedule.post_validation and c.trainer.ema_decay is not None,
@@ -383,22 +356,6 @@ _SCHEDULE: Table[RunConfig] = Table(
             fix="schedule.post_validation=false",
         ),
         at_least("schedule.steps", 1),
-        Row(
-            "schedule.file",
-            lambda c: c.schedule.file is None,
-            "must name a file",
-            "The schedule is read from it",
-            fix="schedule.file=PATH",
-            when=lambda c: c.schedule.name == "from_file",
-        ),
-        Row(
-            "schedule.file",
-            lambda c: c.schedule.file is not None,
-            "belongs to schedule=from_file",
-            "The schedule {schedule.name} is generated",
-            fix="schedule=from_file",
-            when=lambda c: c.schedule.name != "from_file",
-        ),
     ),
 )
 
@@ -413,7 +370,9 @@ def _sorted_boundaries(config: RunConfig) -> str:
 
 
 def _example_boundaries(config: RunConfig) -> str:
-    stages = len(config.schedule.replicas or ()) or config.parallelism.pipeline * (config.schedule.chunks or 1)
+    stages = len(config.schedule.option("replicas") or ()) or config.parallelism.pipeline * (
+        config.schedule.chunks or 1
+    )
     return _listed(list(range(1, stages)))
 
 

@@ -96,7 +96,7 @@ _PARTS: Table[RunConfig] = Table(
         ),
         _row(
             "schedule.opportunistic",
-            lambda c: bool(c.schedule.opportunistic),
+            lambda c: bool(c.schedule.option("opportunistic")),
             "must be false",
             "Ranks that divide a layer could leave their order differently, and would wait for each other for ever",
             "schedule.opportunistic=false",

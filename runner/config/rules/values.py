@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from runner.config.compose.shape import MISSING
 from runner.config.rules.table import Row, value_at, where
 from runner.config.schema import RunConfig
 from runner.errors import did_you_mean
+from runner.options import Option, shown
 
 __all__ = [
     "TARGET",
@@ -22,6 +23,7 @@ __all__ = [
     "one_of",
     "optional_target",
     "positive",
+    "rule_of",
     "target",
 ]
 
@@ -62,6 +64,21 @@ def not_negative(path: str) -> Row[RunConfig]:
         return value is not None and not (value >= 0 and math.isfinite(value))
 
     return Row(path, breaks, "must be a finite number, 0 or above", fix=f"{path}=0")
+
+
+def rule_of(section: str, option: Option) -> Iterator[Row[RunConfig]]:
+    """The rule of the value of a key that a guest declares, if it has one."""
+    path = f"{section}.{option.key}"
+    if option.rule:
+        yield Row(
+            path,
+            lambda c: option.breaks(value_at(c, path)),
+            option.rule,
+            option.why,
+            fix=lambda c: option.fix_of(value_at(c, path), path),
+            value=lambda c: shown(value_at(c, path)),
+            when=lambda c: is_given(c, path),
+        )
 
 
 def another_schedule(option: str, why: str, breaks: Callable[[Any], bool]) -> Row[Any]:

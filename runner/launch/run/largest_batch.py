@@ -182,7 +182,7 @@ class _Plans(_Trials):
     def __init__(self, words: Sequence[str], progress: Callable[[str], None]) -> None:
         super().__init__(words, progress)
         self.config = resolve_request([*words, f"{_KEY}=1"])
-        if self.config.schedule.shares is not None:
+        if self.config.schedule.option("shares") is not None:
             why = "It looks for as many samples as each micro-batch may have, and here they have unequal shares"
             fix = "schedule.shares=null"
             raise RequestError([Problem(_KEY, "max", "must be a number with schedule.shares", why, fix)])

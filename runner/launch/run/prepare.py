@@ -141,7 +141,7 @@ def _device_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
 
 
 def _message_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
-    if config.schedule.opportunistic and cuda:
+    if config.schedule.option("opportunistic") and cuda:
         why = "NCCL runs a channel's messages in the order of their launch, and tells the device alone of arrivals"
         yield Problem("schedule.opportunistic", True, "must be false on GPUs", why, "schedule.opportunistic=false")
 

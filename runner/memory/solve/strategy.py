@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from runner.errors import Problem
 from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
+from runner.options import Option, shown
 
-__all__ = ["Candidate", "Option", "SECTION", "Solver", "Strategy", "shown"]
+__all__ = ["Candidate", "SECTION", "Solver", "Strategy"]
 
 SECTION = "activation_checkpoint"
 """The section of a request that chooses a strategy."""
@@ -28,45 +29,6 @@ class Candidate(NamedTuple):
 
     name: str
     program: Program
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A key that a strategy reads.
-
-    Args:
-        key: its name in the section.
-        kind: its type as the schema writes it: ``int``, ``float``, ``str``, ``bool``, ``list[str]``, …
-        about: what it means, for the help.
-        example: a value as one would write it.
-        rule: what a value of this type must fulfil, in words; empty = every value is allowed.
-        breaks: whether a value breaks the rule.
-        fix: a value to try instead of one that breaks the rule, or a whole override.
-        required: whether it must be given.
-    """
-
-    key: str
-    kind: Any
-    about: str
-    example: str
-    rule: str = ""
-    breaks: Callable[[Any], bool] = lambda value: False
-    fix: str | Callable[[Any], str] = ""
-    required: bool = True
-
-    def fix_of(self, value: Any, path: str) -> str:
-        """The override to try if ``path`` has a value that breaks the rule."""
-        fix = self.fix(value) if callable(self.fix) else self.fix or self.example
-        return fix if "=" in fix else f"{path}={fix}"
-
-    def problem(self, value: Any, path: str) -> Problem | None:
-        """What is wrong with a value whose type the schema does not check, as in options of a user's own strategy."""
-        accepted = (int, float) if self.kind is float else self.kind
-        if isinstance(self.kind, type) and (
-            not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool)
-        ):
-            return Problem(path, shown(value), f"must be of type {self.kind.__name__}", fix=f"{path}={self.example}")
-        return Problem(path, shown(value), self.rule, fix=self.fix_of(value, path)) if self.breaks(value) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +96,3 @@ class Strategy:
             rule = f"is no option of the policy {self.name}"
             problems.append(Problem(f"{section}.{key}", shown(values[key]), rule, why, f"~{section}.{key}"))
         return problems
-
-
-def shown(value: object) -> object:
-    """A value as an override writes it."""
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list | tuple) else value

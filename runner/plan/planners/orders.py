@@ -104,7 +104,8 @@ def exists(order: Order, ranks: int, microbatches: int) -> bool:
 def _request(
     order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...] = (), shares: tuple[int, ...] = ()
 ) -> ScheduleRequest:
-    return ScheduleRequest(ranks, microbatches, order.chunks, replicas=replicas or None, shares=shares or None)
+    own = {"replicas": replicas, "shares": shares}
+    return ScheduleRequest(ranks, microbatches, order.chunks, options={key: each for key, each in own.items() if each})
 
 
 @cache

@@ -155,5 +155,5 @@ CORRECTED: Table[OrderFacts] = Table(
             value=lambda f: f.config.weight_prediction.name,
         ),
     ),
-    applies=lambda f: f.config.schedule.discrepancy_correction is not None,
+    applies=lambda f: f.config.schedule.option("discrepancy_correction") is not None,
 )

@@ -12,7 +12,7 @@ __all__ = ["SHARES"]
 def _leaves_one_empty(facts: OrderFacts) -> bool:
     """Whether a micro-batch of the replica with fewest samples gets none."""
     config = facts.config
-    data, shares = config.parallelism.data, config.schedule.shares
+    data, shares = config.parallelism.data, config.schedule.option("shares")
     return shares is not None and min(microbatch_sizes(config.data.batch_size, data, data - 1, shares)) == 0
 
 
@@ -40,5 +40,5 @@ SHARES: Table[OrderFacts] = Table(
         _none_moved("activations"),
         _none_moved("weights"),
     ),
-    applies=lambda f: f.config.schedule.shares is not None,
+    applies=lambda f: f.config.schedule.option("shares") is not None,
 )

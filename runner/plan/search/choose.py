@@ -60,15 +60,15 @@ def choose(config: RunConfig, assemble: Assemble) -> RunPlan:
         return plan.time.step_seconds, plan.fits
 
     asked = config.schedule
-    request = ScheduleRequest(
-        config.parallelism.pipeline, asked.microbatches, asked.chunks, memory_limit=asked.memory_limit
-    )
+    limit = asked.option("memory_limit")
+    own = {} if limit is None else {"memory_limit": limit}
+    request = ScheduleRequest(config.parallelism.pipeline, asked.microbatches, asked.chunks, options=own)
     try:
         choice = search(request, SEARCHED, costs.__getitem__, rate, bounds.of)
     except ValueError:
         raise refusals[0] from None
     plan, reason = plans[choice.best.schedule], _reason(choice, plans)
-    if asked.asynchronous == "allowed":
+    if asked.option("asynchronous") == "allowed":
         found = _asynchronous(request, rate)
         if found is not None and (found.seconds < _SHORTER * choice.best.seconds or not choice.best.fits):
             plan, reason = plans[found.schedule], f"{_late(found, choice.best)}; synchronous: {reason}"
@@ -140,7 +140,7 @@ def _asynchronous(request: ScheduleRequest, rate: Callable[[Schedule], tuple[flo
     """The asynchronous order that fits and is the shortest; among those of equal time, the one that is least late."""
     rated = []
     for spec in SPECS.values():
-        asked = replace(request, chunks=spec.default_chunks, memory_limit=None)
+        asked = replace(request, chunks=spec.default_chunks, options={})
         if spec.searched_if_allowed and request.chunks in (None, spec.default_chunks) and spec.accepts(asked):
             schedule = spec.generate(asked)
             worth = rate(schedule)

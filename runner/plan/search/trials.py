@@ -9,7 +9,7 @@ from typing import Any
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.strategies import options_by_key
+from runner.memory.solve.strategies import OPTIONS
 from runner.plan.activations import reads_budget, searches_programs
 from runner.plan.values import RunPlan
 
@@ -41,7 +41,7 @@ BUDGET = 200_000
 _OPTIONS_OF_OTHERS = {
     "schedule": ("chunks", "file", "memory_limit", "replicas", "shares"),
     "partition": ("boundaries",),
-    "activation_checkpoint": tuple(options_by_key()),
+    "activation_checkpoint": tuple(OPTIONS),
 }
 
 
@@ -96,12 +96,15 @@ def nodes_for(config: RunConfig, ranks: int) -> Overrides:
 
 def of_one_size(config: RunConfig) -> Overrides:
     """The override with which all micro-batches have one size; none if they have."""
-    return {} if config.schedule.shares is None else {"schedule.shares": None}
+    return {} if config.schedule.option("shares") is None else {"schedule.shares": None}
 
 
 def of_equals(config: RunConfig) -> Overrides:
     """The overrides with which each stage is on one rank, and all micro-batches have one size."""
-    return {**({} if config.schedule.replicas is None else {"schedule.replicas": None}), **of_one_size(config)}
+    return {
+        **({} if config.schedule.option("replicas") is None else {"schedule.replicas": None}),
+        **of_one_size(config),
+    }
 
 
 def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:

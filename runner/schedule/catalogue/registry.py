@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import chain
 from types import MappingProxyType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.options import Option, owners_by_key, shown
 from runner.schedule import generators
 from runner.schedule.catalogue.own import own_spec
 from runner.schedule.generators.auto import auto_spec
 from runner.schedule.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
+from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import Schedule
 
 __all__ = [
     "ALIASES",
     "NAMES",
+    "OPTIONS",
     "SEARCHED",
     "SPECS",
     "Formulas",
@@ -58,6 +61,11 @@ SPECS: Mapping[str, ScheduleSpec] = MappingProxyType(
 )
 """The entries of all schedules of this version by name, in the order of lists."""
 
+OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
+    owners_by_key({name: spec.options for name, spec in SPECS.items()})
+)
+"""The keys that only some schedules read -> what each means for its schedules, by their names."""
+
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 """Other names of schedules: alias -> name."""
 
@@ -72,7 +80,7 @@ _Result = TypeVar("_Result")
 def _by_keys(
     use: Callable[[str, ScheduleRequest], _Result], request: Callable[_Keys, ScheduleRequest]
 ) -> Callable[Concatenate[str, _Keys], _Result]:
-    """Make a function that takes the fields of a :class:`ScheduleRequest` one by one, and calls ``use`` with it."""
+    """Make a function that takes the fields and options of a request one by one, and calls ``use`` with it."""
 
     def called(name: str, /, *args: _Keys.args, **keys: _Keys.kwargs) -> _Result:
         return use(name, request(*args, **keys))
@@ -105,8 +113,6 @@ def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
             ("parallelism.pipeline", request.ranks),
             ("schedule.microbatches", request.microbatches),
             ("schedule.chunks", request.chunks),
-            ("schedule.memory_limit", request.memory_limit),
-            ("schedule.pipes", request.pipes),
         )
         if value is not None and value < 1
     ]
@@ -116,7 +122,11 @@ def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
         return ranges
     if request.ranks == 1 and not spec.one_rank:
         return [_one_rank(spec)]
-    found = [*_foreign_keys(spec, request), *_share_problems(request), *_illegal(spec, request)]
+    foreign = _foreign_keys(spec, request)
+    if wrong := list(_wrong_options(spec, request)):
+        return [*foreign, *wrong]
+    shares = _share_problems(request) if "shares" in spec.keys else ()
+    found = [*foreign, *shares, *_illegal(spec, request)]
     return found if any(each.path == "schedule.shares" for each in found) else [*found, *spec.constraint(request)]
 
 
@@ -136,8 +146,24 @@ def generate(name: str, request: ScheduleRequest) -> Schedule:
     return spec.generate(request)
 
 
-problems_of = _by_keys(request_problems, ScheduleRequest)
-build = _by_keys(generate, ScheduleRequest)
+def _request(
+    ranks: int,
+    microbatches: int,
+    chunks: int | None = None,
+    *,
+    costs: Costs | StageCosts | None = None,
+    target: str | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    **options: Any,
+) -> ScheduleRequest:
+    if unknown := [key for key in options if key not in OPTIONS]:
+        raise TypeError(f"no schedule has the key {unknown[0]}")
+    given = {key: value for key, value in options.items() if value is not None}
+    return ScheduleRequest(ranks, microbatches, chunks, costs or Costs(), given, target, kwargs or {})
+
+
+problems_of = _by_keys(request_problems, _request)
+build = _by_keys(generate, _request)
 
 
 def _one_rank(spec: ScheduleSpec) -> Problem:
@@ -147,54 +173,43 @@ def _one_rank(spec: ScheduleSpec) -> Problem:
     return Problem("parallelism.pipeline", 1, rule, why, f"schedule={accumulating[-1]}")
 
 
-_OWN_KEYS = {
-    "file": "The order of the other schedules is generated",
-    "memory_limit": "The order of the other schedules is fixed",
-    "variant": "The other schedules have one form",
-    "opportunistic": "The other schedules are run in their order",
-    "base": "The other schedules stand on none",
-    "lr_rescheduling": "It belongs to a published way to bear late gradients, of one schedule",
-    "discrepancy_correction": "It belongs to a published way to bear late gradients, of one schedule",
-    "warmup_steps": "It belongs to a published way to bear late gradients, of one schedule",
-    "advance": "The warm-up of the other schedules is fixed",
-    "wave": "The replicas of the other schedules sum their gradients in every step",
-    "distance": "The replicas of the other schedules sum their gradients in every step",
-    "elasticity": "The weights of the other schedules are not averaged",
-    "pipes": "The other schedules have as many pipelines as they need",
-    "replicas": "The other schedules have an order for stages on one rank each",
-    "shares": "The other schedules have an order for micro-batches of one size",
-}
-"""The keys that only some schedules use -> the reason why the others do not."""
-
-
 def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
     """The problems of keys that are set but that this schedule does not use."""
     problems = []
-    for key, why in _OWN_KEYS.items():
-        value, path = getattr(request, key), f"schedule.{key}"
+    for key, owners in OPTIONS.items():
+        value, path = request.option(key), f"schedule.{key}"
         if value is not None and key not in spec.keys:
-            owners = " or ".join(each.name for each in SPECS.values() if key in each.keys)
-            shown = f"[{','.join(f'{each:g}' for each in value)}]" if isinstance(value, list) else value
-            problems.append(Problem(path, shown, f"applies to schedule={owners} only", why, f"{path}=null"))
+            why = next(iter(owners.values())).elsewhere
+            rule = f"applies to schedule={' or '.join(owners)} only"
+            problems.append(Problem(path, shown(value), rule, why, f"{path}=null"))
     return problems
+
+
+def _wrong_options(spec: ScheduleSpec, request: ScheduleRequest) -> Iterator[Problem]:
+    """The problems of values that break the rules of the schedule's own keys."""
+    for option in spec.options:
+        value = request.option(option.key)
+        if value is not None and (problem := option.problem(value, f"schedule.{option.key}")) is not None:
+            yield problem
 
 
 def _share_problems(request: ScheduleRequest) -> Iterator[Problem]:
     """The problems of the shares of micro-batches."""
-    if request.shares is None:
+    shares = request.option("shares")
+    if shares is None:
         return
-    shown, count = f"[{','.join(f'{each:g}' for each in request.shares)}]", request.microbatches
+    given, count = shown(shares), request.microbatches
     fix = f"schedule.shares=[{','.join(['1'] * count)}]"
-    if not all(0 < each < math.inf for each in request.shares):
+    if not all(0 < each < math.inf for each in shares):
         why = "They are parts of a step's samples, in any unit"
-        yield Problem("schedule.shares", shown, "must be positive numbers", why, fix)
-    elif len(request.shares) != count:
+        yield Problem("schedule.shares", given, "must be positive numbers", why, fix)
+    elif len(shares) != count:
         rule = f"must be one number for each of schedule.microbatches={count}"
-        why = f"These are {len(request.shares)} shares"
-        yield Problem("schedule.shares", shown, rule, why, f"schedule.microbatches={max(len(request.shares), 1)}")
-    elif max(request.replicas or (1,)) > 1:
+        why = f"These are {len(shares)} shares"
+        yield Problem("schedule.shares", given, rule, why, f"schedule.microbatches={max(len(shares), 1)}")
+    elif max(request.option("replicas") or (1,)) > 1:
         why = "Ranks that take micro-batches of several sizes in turns have no published order"
-        yield Problem("schedule.shares", shown, "must be null with schedule.replicas", why, "schedule.shares=null")
+        yield Problem("schedule.shares", given, "must be null with schedule.replicas", why, "schedule.shares=null")
 
 
 def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.generators.forms import ANY_CHUNKS
+from runner.options import Option
+from runner.schedule.generators.forms import ANY_CHUNKS, whole_number
 from runner.schedule.generators.search import search
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
@@ -24,8 +25,26 @@ def auto_spec(searched: Sequence[ScheduleSpec]) -> ScheduleSpec:
         source="a search over this table and over list scheduling on one, two and V-placed chunks",
         formulas=None,
         generate=lambda request: _auto(request, searched),
-        keys=frozenset({"memory_limit"}),
-        examples={"memory_limit": (2, 4)},
+        options=(
+            whole_number(
+                "memory_limit",
+                1,
+                "micro-batches, in units of a rank's whole share, that a rank may keep; null = any number",
+                example=4,
+                elsewhere="The order of the other schedules is fixed",
+                legal=(2, 4),
+            ),
+            Option(
+                "asynchronous",
+                str,
+                "whether it considers asynchronous orders: refused, allowed; null = refused",
+                "allowed",
+                "must be refused or allowed",
+                lambda value: value not in ("refused", "allowed"),
+                fix="refused",
+                elsewhere="A schedule that is named says by itself whether it is asynchronous",
+            ),
+        ),
         default_chunks=None,
         chunks=ANY_CHUNKS,
         one_rank=True,
@@ -35,7 +54,7 @@ def auto_spec(searched: Sequence[ScheduleSpec]) -> ScheduleSpec:
 
 def _auto(request: ScheduleRequest, searched: Sequence[ScheduleSpec]) -> Schedule:
     """Choose only by the costs of the request; a plan chooses by the stages' seconds and bytes instead."""
-    costs, limit = request.costs, request.memory_limit
+    costs, limit = request.costs, request.option("memory_limit")
 
     def costs_of(placement: tuple[int, ...]) -> StageCosts:
         return costs.per_stage(len(placement), len(placement) // request.ranks) if isinstance(costs, Costs) else costs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from runner.options import Option
 from runner.schedule.kinds import Formulas, Legal
 
 __all__ = [
@@ -10,10 +13,12 @@ __all__ = [
     "EVEN_CHUNKS",
     "EVEN_RANKS",
     "MULTIPLE_OF_RANKS",
+    "SHARES",
     "TWO_CHUNKS",
     "flushed",
     "looped",
     "two_way",
+    "whole_number",
     "zero_bubble",
 ]
 
@@ -26,6 +31,34 @@ MULTIPLE_OF_RANKS = Legal("a multiple of D", lambda ranks, microbatches: microba
 _LOOPED_SLOTS = "((v - 1) * max(T, D) + T + D - 1)"
 EQUAL = "F == I == W and B == I + W"
 """The condition that the forward and both halves of the backward take equal times."""
+
+
+SHARES = Option(
+    "shares",
+    list[float],
+    "parts of the samples that micro-batches take, as [1,1,2]; null = alike",
+    "[1,1,2]",
+    elsewhere="The other schedules have an order for micro-batches of one size",
+)
+"""For each micro-batch, its share of the samples, in any unit."""
+
+
+def whole_number(
+    key: str, least: int, about: str, *, example: int, elsewhere: str, legal: Sequence[int] = ()
+) -> Option:
+    """An option that is a whole number, and at least ``least``."""
+    rule = f"must be at least {least}"
+    return Option(
+        key,
+        int,
+        about,
+        str(example),
+        rule,
+        lambda value: bool(value < least),
+        fix=str(least),
+        elsewhere=elsewhere,
+        legal=legal,
+    )
 
 
 def flushed(peak: str, when: str = "True") -> Formulas:

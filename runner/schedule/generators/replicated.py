@@ -14,13 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from runner.errors import Problem
+from runner.options import Option
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["KEYS", "replicas_in", "replicas_of", "replicated", "replicated_problems", "warm_ups"]
+__all__ = ["REPLICAS", "replicas_in", "replicas_of", "replicated", "replicated_problems", "warm_ups"]
 
-KEYS = frozenset({"replicas"})
+REPLICAS = Option(
+    "replicas",
+    list[int],
+    "ranks of each stage, which take its micro-batches in turns, as [2,1]; null = one",
+    "[2,1]",
+    elsewhere="The other schedules have an order for stages on one rank each",
+)
+"""For each stage, the number of ranks that hold it; they add up to the request's ranks."""
 
 Order = Callable[[Sequence[Action], Sequence[Action], int], list[Action]]
 """Makes a rank's list of its forwards, its backwards and the number of forwards that come first."""
@@ -65,12 +73,14 @@ def replicas_of(schedule: Schedule) -> tuple[int, ...] | None:
 
 def replicas_in(request: ScheduleRequest) -> tuple[int, ...]:
     """The number of ranks of each stage that a request asks for."""
-    return tuple(request.replicas) if request.replicas is not None else (1,) * request.ranks
+    asked = request.option("replicas")
+    return tuple(asked) if asked is not None else (1,) * request.ranks
 
 
 def replicated_problems(request: ScheduleRequest) -> list[Problem]:
     """The problems of a request's numbers of replicas."""
-    return [] if request.replicas is None else list(_problems(request, list(request.replicas)))
+    asked = request.option("replicas")
+    return [] if asked is None else list(_problems(request, list(asked)))
 
 
 def _problems(request: ScheduleRequest, asked: list[int]) -> Iterator[Problem]:

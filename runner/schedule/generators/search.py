@@ -147,7 +147,7 @@ def _bounds(request: ScheduleRequest, costs_of: CostsOf, schedules: Iterable[Sch
     placed = {(each.placement, each.pipeline_of_microbatch): each for each in schedules}
     bounds = []
     for schedule in placed.values():
-        costs, limit = costs_of(schedule.placement[0]), request.memory_limit
+        costs, limit = costs_of(schedule.placement[0]), request.option("memory_limit")
         ways = (lower_bound(schedule, costs, limit, recompute=recompute) for recompute in (False, True))
         bounds.append((schedule, min(ways)))
     return sorted(bounds, key=lambda item: (item[1], item[0].placement))
@@ -170,7 +170,9 @@ def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Itera
         variants = [None, *(name for name in spec.variants if name not in _NOT_TRIED)]
         pipes = [None, *range(4, request.ranks + 1, 2)] if "pipes" in spec.keys else [None]
         for chunks, variant, pipe in product(numbers, variants, pipes):
-            asked = replace(request, chunks=chunks, variant=variant, pipes=pipe, memory_limit=None)
+            own = {"variant": variant, "pipes": pipe}
+            options = {key: value for key, value in own.items() if value is not None}
+            asked = replace(request, chunks=chunks, options=options)
             if request.ranks == 1 and request.chunks is None and (chunks or 1) > 1:
                 continue  # more stages on one rank only make weights come and go in another order
             if spec.accepts(asked):
@@ -232,7 +234,7 @@ def _list_scheduled(
 def _limits(request: ScheduleRequest) -> list[int]:
     """Limits to try for the micro-batches that a rank may keep, from all to one."""
     ranks, most = request.ranks, min(request.microbatches, 2 * request.ranks)
-    if request.memory_limit is not None:
-        most = min(most, request.memory_limit)
+    if (limit := request.option("memory_limit")) is not None:
+        most = min(most, limit)
     tried = (2 * ranks, 3 * ranks // 2, ranks, 3 * ranks // 4, ranks // 2, ranks // 4, 1)
     return sorted({most, *(limit for limit in tried if 1 <= limit < most)}, reverse=True)

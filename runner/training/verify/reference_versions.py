@@ -50,8 +50,9 @@ class ReferenceVersions:
         self._prediction: Prediction | None = None
         self._optimizer = optimizer
         self._rates: dict[int, list[float]] = {}
-        self._warmup, self._rescheduling = config.schedule.warmup_steps or 0, config.schedule.lr_rescheduling
-        if is_chosen_by_plan(config) and config.schedule.asynchronous != "allowed":
+        self._warmup = config.schedule.option("warmup_steps") or 0
+        self._rescheduling = config.schedule.option("lr_rescheduling")
+        if is_chosen_by_plan(config) and config.schedule.option("asynchronous") != "allowed":
             return
         order = RunPlan.load(run_dir).schedule if is_chosen_by_plan(config) else executed_schedule(config)
         if not order.is_asynchronous and not predicts(config, order.name):

@@ -10,9 +10,10 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
+from runner.options import Option, owners_by_key
 
-__all__ = ["STRATEGIES", "options_by_key", "owners_of"]
+__all__ = ["OPTIONS", "STRATEGIES"]
 
 
 def _found() -> dict[str, Strategy]:
@@ -24,11 +25,5 @@ STRATEGIES: Mapping[str, Strategy] = _found()
 """The strategies by name."""
 
 
-def options_by_key() -> dict[str, Option]:
-    """The options of all strategies by key; a key that several strategies read means the same for each."""
-    return {option.key: option for strategy in STRATEGIES.values() for option in strategy.options}
-
-
-def owners_of(key: str) -> list[str]:
-    """Names of the strategies that read a key."""
-    return [name for name, strategy in STRATEGIES.items() if any(option.key == key for option in strategy.options)]
+OPTIONS: Mapping[str, Mapping[str, Option]] = owners_by_key({name: each.options for name, each in STRATEGIES.items()})
+"""The keys that strategies read -> the option of each that does, by its name; a key means the same for all."""

@@ -10,8 +10,9 @@ Annotation. There the halves are those of an execution, which may be interrupted
 from __future__ import annotations
 
 from runner.memory.solve.build import Cut, Keep, program_of
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from runner.errors import did_you_mean
 from runner.memory.solve.build import Cut, Keep, program_of
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -13,8 +13,9 @@ from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_ord
 from runner.memory.solve.graph.values import Graph, Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategies.kusumoto import orders_of_sequences
-from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
+from runner.memory.solve.strategy import SECTION, Candidate, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
+from runner.options import Option
 
 __all__ = ["MOST_LAYERS", "STRATEGY", "programs_under", "refuse_long_stages"]
 

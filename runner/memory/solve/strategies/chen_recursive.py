@@ -8,8 +8,9 @@ Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, section
 from __future__ import annotations
 
 from runner.memory.solve.build import Cut, Keep, program_of
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -9,7 +9,8 @@ Source: torch's activation_memory_budget, of the partitioner of compiled graphs.
 from __future__ import annotations
 
 from runner.memory.solve.strategies.none import STRATEGY as NONE
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -20,8 +20,9 @@ from runner.memory.solve.graph.evicting import SCORES, Forward, evicting_order
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
 from runner.memory.solve.graph.values import Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
-from runner.memory.solve.strategy import Candidate, Option, Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY", "pools"]
 

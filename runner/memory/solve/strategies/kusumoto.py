@@ -18,8 +18,9 @@ from runner.memory.solve.graph.lower_sets import (
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
 from runner.memory.solve.graph.values import Order, Value
 from runner.memory.solve.strategies.full import STRATEGY as FULL
-from runner.memory.solve.strategy import SECTION, Candidate, Option, Strategy
+from runner.memory.solve.strategy import SECTION, Candidate, Strategy
 from runner.memory.solve.values import Segment, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY", "orders_of_sequences"]
 

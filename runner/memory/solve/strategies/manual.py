@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.errors import Problem, did_you_mean
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

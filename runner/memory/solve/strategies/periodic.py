@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
-from runner.memory.solve.strategy import Candidate, Option, Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -13,8 +13,9 @@ from itertools import count as counted
 from math import comb
 
 from runner.memory.solve.build import Cut, Keep, program_of
-from runner.memory.solve.strategy import Candidate, Option, Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

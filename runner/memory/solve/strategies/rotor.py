@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from runner.memory.solve.build import Cut, Keep, program_of
 from runner.memory.solve.long_chains import in_groups
 from runner.memory.solve.strategies.full import STRATEGY as FULL
-from runner.memory.solve.strategy import Candidate, Option, Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.options import Option
 
 if TYPE_CHECKING:
     from runner.memory.solve.solvers.in_flight import FirstForward, Partly

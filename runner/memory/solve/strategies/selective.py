@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from runner.errors import did_you_mean
 from runner.memory.solve.save_ops import PRESETS
-from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.options import Option
 
 __all__ = ["STRATEGY"]
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import Problem
+from runner.options import Option
 from runner.schedule.generators.bidirectional.layout import of_pipelines
+from runner.schedule.generators.forms import whole_number
 from runner.schedule.generators.layout import backward, forward, looping
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
@@ -70,16 +72,17 @@ def _of_pipe(rank: int, ranks: int, numbers: range, advance: int) -> list[Action
 
 
 def _generate(request: ScheduleRequest) -> Schedule:
-    return avgpipe(request.ranks, request.microbatches, request.pipes or DEFAULT_PIPES, request.advance or 0)
+    pipes, advance = request.option("pipes") or DEFAULT_PIPES, request.option("advance") or 0
+    return avgpipe(request.ranks, request.microbatches, pipes, advance)
 
 
 def _problems(request: ScheduleRequest) -> list[Problem]:
-    problems = []
-    if request.variant not in (None, *FORMS):
+    problems, form = [], request.option("variant")
+    if form not in (None, *FORMS):
         why = "It says what the average takes in: the pipelines' distances from it, or their updates"
         rule = f"must be one of {', '.join(FORMS)}"
-        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=easgd"))
-    pipes = request.pipes or DEFAULT_PIPES
+        problems.append(Problem("schedule.variant", form, rule, why, "schedule.variant=easgd"))
+    pipes = request.option("pipes") or DEFAULT_PIPES
     if request.microbatches % pipes:
         why = f"Each of {pipes} pipelines takes as many micro-batches of a step"
         more = -(-request.microbatches // pipes) * pipes
@@ -102,8 +105,44 @@ SPEC = ScheduleSpec(
     generate=_generate,
     one_rank=True,
     constraint=_problems,
-    keys=frozenset({"variant", "pipes", "advance", "elasticity"}),
-    examples={"variant": FORMS, "pipes": (2, 3), "advance": (0, 1), "elasticity": (0.25,)},
+    options=(
+        Option(
+            "variant",
+            str,
+            "what the average takes in: easgd (the pipelines' distances from it), updates; null = easgd",
+            FORMS[0],
+            elsewhere="The other schedules have one form",
+            legal=FORMS,
+        ),
+        whole_number(
+            "pipes",
+            1,
+            "parallel pipelines; null = 2",
+            example=DEFAULT_PIPES,
+            elsewhere="The other schedules have as many pipelines as they need",
+            legal=(2, 3),
+        ),
+        whole_number(
+            "advance",
+            0,
+            "forwards that each rank makes earlier than 1f1b would; null = 0",
+            example=1,
+            elsewhere="The warm-up of the other schedules is fixed",
+            legal=(0, 1),
+        ),
+        Option(
+            "elasticity",
+            float,
+            "how far the average draws each pipeline after a step; null = 1 / pipes",
+            "0.5",
+            "must lie between 0 and 1",
+            lambda value: not 0 <= value <= 1,
+            why="It is the part of its distance from the average by which each pipeline is drawn to it",
+            fix="schedule.elasticity=null",
+            elsewhere="The weights of the other schedules are not averaged",
+            legal=(0.25,),
+        ),
+    ),
     kind="asynchronous",
     averaged_pipes=DEFAULT_PIPES,
     searched=False,

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from runner.errors import Problem
 from runner.schedule.generators.asynchronous.streamed import streamed
+from runner.schedule.generators.forms import whole_number
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -44,17 +45,20 @@ def _least_wave(ranks: int, microbatches: int) -> int:
 
 def _generate(request: ScheduleRequest) -> Schedule:
     least = _least_wave(request.ranks, request.microbatches)
-    return hetpipe(request.ranks, request.microbatches, request.wave or least, request.distance or 0)
+    wave, distance = request.option("wave") or least, request.option("distance") or 0
+    return hetpipe(request.ranks, request.microbatches, wave, distance)
 
 
 def _problems(request: ScheduleRequest) -> list[Problem]:
-    least = _least_wave(request.ranks, request.microbatches)
-    if request.wave is None or request.wave >= least:
+    wave, least = request.option("wave"), _least_wave(request.ranks, request.microbatches)
+    if wave is None or wave >= least:
         return []
     why = "A wave's steps are under way together, and their micro-batches must fill the pipeline"
     rule = "must be at least 1 + (D - 1) / T, rounded up"
-    return [Problem("schedule.wave", request.wave, rule, why, f"schedule.wave={least}")]
+    return [Problem("schedule.wave", wave, rule, why, f"schedule.wave={least}")]
 
+
+_ELSEWHERE = "The replicas of the other schedules sum their gradients in every step"
 
 SPEC = ScheduleSpec(
     name="hetpipe",
@@ -67,8 +71,25 @@ SPEC = ScheduleSpec(
     generate=_generate,
     one_rank=True,
     constraint=_problems,
-    keys=frozenset({"wave", "distance"}),
-    examples={"wave": (2, 4), "distance": (0, 1)},
+    options=(
+        whole_number(
+            "wave",
+            1,
+            "steps from one exchange of workers to the next, which are under way together; null = as few as fill the "
+            "pipeline",
+            example=2,
+            elsewhere=_ELSEWHERE,
+            legal=(2, 4),
+        ),
+        whole_number(
+            "distance",
+            0,
+            "waves by which a worker may lack the others' changes; null = 0",
+            example=1,
+            elsewhere=_ELSEWHERE,
+            legal=(0, 1),
+        ),
+    ),
     kind="asynchronous",
     data_unit="mini-batch",
     searched=False,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.schedule.generators.asynchronous.streamed import newest_lags, streamed, streamed_problems
-from runner.schedule.generators.replicated import KEYS, replicas_in
+from runner.schedule.generators.replicated import REPLICAS, replicas_in
 from runner.schedule.kinds import ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -52,7 +52,7 @@ SPECS = (
         formulas=None,
         generate=lambda request: pipedream(replicas_in(request), request.microbatches),
         constraint=streamed_problems,
-        keys=KEYS,
+        options=(REPLICAS,),
         kind="asynchronous",
         data_unit="mini-batch",
         searched=False,
@@ -67,7 +67,7 @@ SPECS = (
         formulas=None,
         generate=lambda request: pipedream_vsync(replicas_in(request), request.microbatches),
         constraint=streamed_problems,
-        keys=KEYS,
+        options=(REPLICAS,),
         kind="asynchronous",
         data_unit="mini-batch",
         searched=False,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.schedule.generators.asynchronous.streamed import streamed, streamed_problems
-from runner.schedule.generators.replicated import KEYS, replicas_in
+from runner.schedule.generators.replicated import REPLICAS, replicas_in
 from runner.schedule.kinds import Legal, ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -40,7 +40,7 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=lambda request: pipedream_2bw(replicas_in(request), request.microbatches),
     constraint=streamed_problems,
-    keys=KEYS,
+    options=(REPLICAS,),
     microbatches=Legal("at least D - 1", lambda ranks, microbatches: microbatches >= ranks - 1),
     kind="asynchronous",
     searched=False,

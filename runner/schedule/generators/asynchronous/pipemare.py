@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.options import Option
 from runner.schedule.generators.asynchronous.ampnet import ampnet
+from runner.schedule.generators.forms import whole_number
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -30,6 +32,8 @@ def _generate(request: ScheduleRequest) -> Schedule:
     return pipemare(request.ranks, request.microbatches)
 
 
+_ELSEWHERE = "It belongs to a published way to bear late gradients, of one schedule"
+
 SPEC = ScheduleSpec(
     name="pipemare",
     position=246,
@@ -41,7 +45,34 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=_generate,
     kind="asynchronous",
-    keys=frozenset({"lr_rescheduling", "discrepancy_correction", "warmup_steps"}),
-    examples={"lr_rescheduling": (2,), "discrepancy_correction": (0.5,), "warmup_steps": (1,)},
+    options=(
+        whole_number(
+            "lr_rescheduling",
+            1,
+            "steps until a late stage has the whole learning rate; null = at once",
+            example=100,
+            elsewhere=_ELSEWHERE,
+            legal=(2,),
+        ),
+        Option(
+            "discrepancy_correction",
+            float,
+            "C in (0, 1); null = backwards read the newest weights",
+            "0.135",
+            "must lie between 0 and 1",
+            lambda value: not 0 < value < 1,
+            why="It is what is left of a change in the mean after as many steps as forwards are late",
+            elsewhere=_ELSEWHERE,
+            legal=(0.5,),
+        ),
+        whole_number(
+            "warmup_steps",
+            0,
+            "first steps that are flushed; null = 0",
+            example=0,
+            elsewhere=_ELSEWHERE,
+            legal=(1,),
+        ),
+    ),
     searched=False,
 )

@@ -54,7 +54,7 @@ def streamed_problems(request: ScheduleRequest) -> list[Problem]:
 
 
 def _uneven_turns(request: ScheduleRequest) -> Iterator[Problem]:
-    together = math.lcm(*(request.replicas or (1,)))
+    together = math.lcm(*(request.option("replicas") or (1,)))
     if request.microbatches % together:
         rule = f"must be a multiple of {together}"
         why = "The ranks of a stage run as many micro-batches of each step as each other, so that steps follow alike"

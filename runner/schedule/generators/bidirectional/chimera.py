@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from runner.errors import Problem
+from runner.options import Option
 from runner.schedule.generators.bidirectional.layout import of_pipelines
-from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way
+from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way, whole_number
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Action, Schedule
@@ -90,20 +91,20 @@ _CHIMERA = {
 
 
 def _chimera(request: ScheduleRequest) -> Schedule:
-    ranks, microbatches, pipes = request.ranks, request.microbatches, request.pipes or 2
-    if request.variant in ("doubling", "halving"):
-        return chimera_in_pairs(ranks, microbatches, pipes, halves=request.variant == "halving")
+    ranks, microbatches, pipes = request.ranks, request.microbatches, request.option("pipes") or 2
+    if (form := request.option("variant")) in ("doubling", "halving"):
+        return chimera_in_pairs(ranks, microbatches, pipes, halves=form == "halving")
     return chimera(ranks, microbatches, pipes)
 
 
 def _chimera_problems(request: ScheduleRequest) -> list[Problem]:
-    problems = []
-    if request.variant not in (None, *_CHIMERA):
+    problems, form = [], request.option("variant")
+    if form not in (None, *_CHIMERA):
         why = "It says how units follow each other: as they are, with doubled forwards, or with halved backwards"
         rule = f"must be one of {', '.join(_CHIMERA)}"
-        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=concatenation"))
-    pipes, ranks = request.pipes or 2, request.ranks
-    if request.variant == "doubling" and request.microbatches % (2 * ranks):
+        problems.append(Problem("schedule.variant", form, rule, why, "schedule.variant=concatenation"))
+    pipes, ranks = request.option("pipes") or 2, request.ranks
+    if form == "doubling" and request.microbatches % (2 * ranks):
         why = "A unit is 2 D micro-batches, of which each forward takes two"
         more = -(-request.microbatches // (2 * ranks)) * 2 * ranks
         rule = "must be a multiple of 2 D for schedule.variant=doubling"
@@ -132,6 +133,23 @@ SPEC = ScheduleSpec(
     ranks=EVEN_RANKS,
     microbatches=MULTIPLE_OF_RANKS,
     constraint=_chimera_problems,
-    keys=frozenset({"variant", "pipes"}),
-    examples={"variant": tuple(_CHIMERA), "pipes": (2, 4)},
+    options=(
+        Option(
+            "variant",
+            str,
+            "how units follow each other: concatenation (as they are), doubling (forwards of two micro-batches), "
+            "halving (backwards of half a micro-batch); null = concatenation",
+            "doubling",
+            elsewhere="The other schedules have one form",
+            legal=tuple(_CHIMERA),
+        ),
+        whole_number(
+            "pipes",
+            1,
+            "pipelines, half of them in each direction; null = 2",
+            example=2,
+            elsewhere="The other schedules have as many pipelines as they need",
+            legal=(2, 4),
+        ),
+    ),
 )

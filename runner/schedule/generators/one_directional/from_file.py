@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.errors import Problem, RequestError, did_you_mean
+from runner.options import Option
 from runner.schedule.checking.schedule import cell, check, why_of
 from runner.schedule.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
@@ -220,10 +221,10 @@ def _nearby(file: str) -> str:
 
 
 def _read(request: ScheduleRequest) -> Schedule | list[Problem]:
-    if request.file is None:
+    if (file := request.option("file")) is None:
         why = "The order is read from it: torch's schedule CSV, one row per rank, cells like 0F0"
         return [Problem("schedule.file", None, "must name a file for schedule=from_file", why, "schedule.file=FILE")]
-    return read_schedule(request.file)
+    return read_schedule(file)
 
 
 def _fits_file(request: ScheduleRequest) -> list[Problem]:
@@ -236,7 +237,7 @@ def _fits_file(request: ScheduleRequest) -> list[Problem]:
         ("schedule.microbatches", request.microbatches, found.microbatches // found.parts, "micro-batches"),
         ("schedule.chunks", chunks, found.chunks, "chunks per rank"),
     )
-    why = f"{request.file} is written for so many"
+    why = f"{request.option('file')} is written for so many"
     return [
         Problem(path, asked, f"must be {held}, the {what} of the file", why, f"{path}={held}")
         for path, asked, held, what in pairs
@@ -264,5 +265,14 @@ SPEC = ScheduleSpec(
     chunks=Legal("the file's", lambda ranks, chunks: True),
     microbatches=Legal("the file's", lambda ranks, microbatches: True),
     constraint=_fits_file,
-    keys=frozenset({"file"}),
+    options=(
+        Option(
+            "file",
+            str,
+            "a schedule in torch's CSV form: one row per rank, cells like 0F0",
+            "FILE",
+            elsewhere="The order of the other schedules is generated",
+            also=("pipeline_parallel_schedule_csv",),
+        ),
+    ),
 )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.generators.forms import flushed
+from runner.schedule.generators.forms import SHARES, flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.naive import naive
-from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
-from runner.schedule.kinds import ScheduleSpec
+from runner.schedule.generators.replicated import REPLICAS, replicated, replicated_problems
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "gpipe"]
@@ -36,6 +36,10 @@ def gpipe(
     return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches, shares)
 
 
+def _generate(request: ScheduleRequest) -> Schedule:
+    return gpipe(request.ranks, request.microbatches, request.option("replicas"), request.option("shares"))
+
+
 SPEC = ScheduleSpec(
     name="gpipe",
     position=20,
@@ -43,8 +47,8 @@ SPEC = ScheduleSpec(
     summary="all forwards, then all backwards",
     source="Huang et al., GPipe, 2019",
     formulas=flushed("T"),
-    generate=lambda request: gpipe(request.ranks, request.microbatches, request.replicas, request.shares),
+    generate=_generate,
     constraint=replicated_problems,
-    keys=KEYS | {"shares"},
+    options=(REPLICAS, SHARES),
     one_rank=True,
 )

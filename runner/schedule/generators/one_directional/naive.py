@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.schedule.generators.forms import SHARES
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.kinds import Formulas, ScheduleSpec
 from runner.schedule.values import Schedule
@@ -24,7 +25,7 @@ SPEC = ScheduleSpec(
     summary="one micro-batch at a time: one rank of p works",
     source="the baseline of every pipeline paper",
     formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1", "T * (D - 1) * (F + B)"),
-    generate=lambda request: naive(request.ranks, request.microbatches, shares=request.shares),
-    keys=frozenset({"shares"}),
+    generate=lambda request: naive(request.ranks, request.microbatches, shares=request.option("shares")),
+    options=(SHARES,),
     one_rank=True,
 )

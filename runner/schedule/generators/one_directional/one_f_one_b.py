@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.schedule.generators.forms import flushed
+from runner.schedule.generators.forms import SHARES, flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
-from runner.schedule.generators.replicated import KEYS, replicated, replicated_problems
-from runner.schedule.kinds import ScheduleSpec
+from runner.schedule.generators.replicated import REPLICAS, replicated, replicated_problems
+from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPECS", "in_turn", "one_f_one_b", "one_f_one_b_eager"]
@@ -76,6 +76,10 @@ def in_turn(
     return row
 
 
+def _generate(request: ScheduleRequest) -> Schedule:
+    return one_f_one_b(request.ranks, request.microbatches, request.option("replicas"), request.option("shares"))
+
+
 SPECS = (
     ScheduleSpec(
         name="1f1b",
@@ -84,9 +88,9 @@ SPECS = (
         summary="one forward, one backward in turn",
         source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
         formulas=flushed("min(T, D - r)"),
-        generate=lambda request: one_f_one_b(request.ranks, request.microbatches, request.replicas, request.shares),
+        generate=_generate,
         constraint=replicated_problems,
-        keys=KEYS | {"shares"},
+        options=(REPLICAS, SHARES),
         one_rank=True,
     ),
     ScheduleSpec(
@@ -96,7 +100,7 @@ SPECS = (
         summary="more forwards ahead, which hide messages",
         source="Zheng et al., Alpa, 2022; Fan et al., DAPPLE, 2021, policy B",
         formulas=flushed("min(T, 2 * (D - 1 - r) + 1)"),
-        generate=lambda request: one_f_one_b_eager(request.ranks, request.microbatches, request.shares),
-        keys=frozenset({"shares"}),
+        generate=lambda request: one_f_one_b_eager(request.ranks, request.microbatches, request.option("shares")),
+        options=(SHARES,),
     ),
 )

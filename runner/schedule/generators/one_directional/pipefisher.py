@@ -10,6 +10,7 @@ Information Matrices", 2023.
 from __future__ import annotations
 
 from runner.errors import Problem
+from runner.options import Option
 from runner.schedule.fills import Filling, FillKind, Shown
 from runner.schedule.generators.fill_bubbles import fill_bubbles
 from runner.schedule.generators.one_directional.gpipe import gpipe
@@ -99,11 +100,12 @@ _FILLED = {"1f1b": one_f_one_b, "gpipe": gpipe}
 
 
 def _pipefisher(request: ScheduleRequest) -> Schedule:
-    return pipefisher(_FILLED[request.base or "1f1b"](request.ranks, request.microbatches), request.costs)
+    base = _FILLED[request.option("base") or "1f1b"]
+    return pipefisher(base(request.ranks, request.microbatches), request.costs)
 
 
 def _pipefisher_problems(request: ScheduleRequest) -> list[Problem]:
-    base = request.base
+    base = request.option("base")
     if base is None or base in _FILLED:
         return []
     why = "Its work needs whole backwards, and every micro-batch of a stage on one rank"
@@ -121,8 +123,16 @@ SPEC = ScheduleSpec(
     source="Osawa, Li and Hoefler, PipeFisher, 2023",
     formulas=None,
     generate=_pipefisher,
-    keys=frozenset({"base"}),
-    examples={"base": tuple(_FILLED)},
+    options=(
+        Option(
+            "base",
+            str,
+            "the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b",
+            "gpipe",
+            elsewhere="The other schedules stand on none",
+            legal=tuple(_FILLED),
+        ),
+    ),
     constraint=_pipefisher_problems,
     by_costs=True,
     searched=False,

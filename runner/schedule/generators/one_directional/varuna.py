@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import Problem
+from runner.options import Option
+from runner.schedule.generators.forms import whole_number
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.simulation.clock import Costs
@@ -52,16 +54,19 @@ def just_in_time(clock: Clock, rank: int, action: Action) -> tuple[float, ...] |
 def _varuna(request: ScheduleRequest) -> Schedule:
     """Generate the order; a rank that may run forwards early holds at most those of a step, or ``memory_limit``."""
     order = varuna(request.ranks, request.microbatches)
-    return replace(order, ahead=request.memory_limit or request.microbatches) if request.opportunistic else order
+    if not request.option("opportunistic"):
+        return order
+    return replace(order, ahead=request.option("memory_limit") or request.microbatches)
 
 
 def _varuna_problems(request: ScheduleRequest) -> list[Problem]:
-    if request.memory_limit is None or request.opportunistic:
+    limit = request.option("memory_limit")
+    if limit is None or request.option("opportunistic"):
         return []
     why = "Without it the order is fixed, and with it what a rank keeps"
     fix = "schedule.memory_limit=null"
     rule = "needs schedule.opportunistic=true"
-    return [Problem("schedule.memory_limit", request.memory_limit, rule, why, fix)]
+    return [Problem("schedule.memory_limit", limit, rule, why, fix)]
 
 
 SPEC = ScheduleSpec(
@@ -72,7 +77,22 @@ SPEC = ScheduleSpec(
     source="Athlur et al., Varuna, 2022: its static order, and its run-time rule with schedule.opportunistic",
     formulas=None,
     generate=_varuna,
-    keys=frozenset({"opportunistic", "memory_limit"}),
-    examples={"opportunistic": (False, True)},
+    options=(
+        Option(
+            "opportunistic",
+            bool,
+            "a forward may replace a backward whose gradient is late; null = false",
+            "true",
+            elsewhere="The other schedules are run in their order",
+            legal=(False, True),
+        ),
+        whole_number(
+            "memory_limit",
+            1,
+            "with opportunistic, micro-batches that a rank may keep between F and B; null = any number",
+            example=4,
+            elsewhere="The order of the other schedules is fixed",
+        ),
+    ),
     constraint=_varuna_problems,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.schedule.generators.forms import whole_number
 from runner.schedule.generators.layout import of_one_pipeline
 from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.generators.one_directional.zero_bubble import zb_h1, zb_h2
@@ -49,7 +50,7 @@ def _candidates(ranks: int, microbatches: int, costs: StageCosts, limit: int) ->
 def _zb_auto(request: ScheduleRequest) -> Schedule:
     costs, ranks = request.costs, request.ranks
     per_stage = costs.per_stage(ranks, 1) if isinstance(costs, Costs) else costs
-    return zb_auto(ranks, request.microbatches, per_stage, request.memory_limit or ranks)
+    return zb_auto(ranks, request.microbatches, per_stage, request.option("memory_limit") or ranks)
 
 
 SPEC = ScheduleSpec(
@@ -60,7 +61,15 @@ SPEC = ScheduleSpec(
     source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
     formulas=None,
     generate=_zb_auto,
-    keys=frozenset({"memory_limit"}),
-    examples={"memory_limit": (2, 4, 8)},
+    options=(
+        whole_number(
+            "memory_limit",
+            1,
+            "micro-batches, in units of a rank's whole share, that a rank may keep between F and W; null = the ranks",
+            example=4,
+            elsewhere="The order of the other schedules is fixed",
+            legal=(2, 4, 8),
+        ),
+    ),
     by_costs=True,
 )
