@@ -16,13 +16,14 @@ from runner.config.schema import CallbackConfig, DeviceClassConfig, LinkClassCon
 from runner.errors import Problem
 from runner.memory.solve.strategies import OPTIONS, STRATEGIES
 from runner.plan.rules.document import DOCUMENTS, all_tables, documented
+from runner.schedule.catalogue.registry import OPTIONS as SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 NEGATIVE = [
     "parallelism.pipeline", "parallelism.data", "parallelism.tensor", "data.batch_size", "data.workers",
-    "data.check_every", "schedule.microbatches", "schedule.chunks", "schedule.memory_limit", "schedule.pipes",
+    "data.check_every", "schedule.microbatches", "schedule.chunks",
     "schedule.twin_check_every", "schedule.steps", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
     "optimizer.momentum", "optimizer.variance_refreshes", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
     "lr_scheduler.min_lr", "lr_scheduler.base_batch", "trainer.max_steps", "trainer.val_every", "trainer.log_every",
@@ -35,9 +36,8 @@ NEGATIVE = [
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
     "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
-    "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
-    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance",
-    "compression.start_step", "sweep_most",
+    "trainer.max_epochs",
+    "weight_prediction.gap", "compression.start_step", "sweep_most",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
@@ -45,7 +45,6 @@ UNKNOWN = [
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
     "offload.activations", "offload.weights", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
     "approximate_backward.name", "kernels.name", "adapter.name", "embedding.name",
-    "schedule.asynchronous",
 ]  # fmt: skip
 OF_SLURM = {
     "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,
@@ -58,7 +57,7 @@ WRONG: dict[Any, Any] = {
     float: -1.0,
     str: "no such",
     list[str]: [],
-}  # of a strategy's option, by its type
+}  # of a guest's option, by its type
 COMBINED: list[dict[str, Any]] = [
     {"callbacks": {"mine": CallbackConfig()}}, {"resume": ""},
     {"metrics": {"loss": "a:b", "my-own": "a:b", "accuracy": "a"}},
@@ -95,10 +94,15 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.order": "tensor_inside"}, {"parallelism.batch_sliced": ["features"]},
     {"parallelism.tensor": 2, "parallelism.batch_sliced": ["features"], "parallelism.sequence": True},
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
-    {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
+    {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
     *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
-    *({f"activation_checkpoint.{key}": WRONG[next(iter(each.values())).kind]} for key, each in OPTIONS.items()),
+    *(
+        {f"{section}.{key}": WRONG[next(iter(each.values())).kind]}
+        for section, options in (("activation_checkpoint", OPTIONS), ("schedule", SCHEDULES))
+        for key, each in options.items()
+        if next(iter(each.values())).kind in WRONG
+    ),
     {"activation_checkpoint.target": "a"}, {"activation_checkpoint.kwargs": {"a": 1}},
     {"activation_checkpoint.name": "full", "activation_checkpoint.target": "a:b"},
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},

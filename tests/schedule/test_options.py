@@ -33,10 +33,8 @@ def test_the_section_has_every_key_with_what_it_means_for_each_schedule() -> Non
 def test_values_for_tests_are_legal_for_some_layout() -> None:
     for name, option in OWNED:
         for value in option.legal:
-            others: dict[str, Any] = (
-                {"opportunistic": True} if option.key == "memory_limit" and name == "varuna" else {}
-            )
-            assert any(not problems(name, *size, **{**others, option.key: value}) for size in _SIZES), option.key
+            options: dict[str, Any] = {option.key: value}
+            assert any(not problems(name, *size, **options) for size in _SIZES), option.key
 
 
 def test_other_schedules_say_why_they_have_no_use_for_a_key() -> None:
