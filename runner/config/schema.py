@@ -185,6 +185,13 @@ class PlannerConfig:
     """The planner that chooses the layout of ``parallelism=auto``."""
 
     name: str = "joint"
+    target: str | None = None  # your own: package.module:name of a PlannerKind, or a function of a PlanningProblem
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
+
+    def __post_init__(self) -> None:
+        """A target is a planner of one's own, whose option file needs no name."""
+        if self.target is not None and self.name == "joint":
+            self.name = "custom"
 
 
 @dataclass

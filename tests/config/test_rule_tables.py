@@ -93,6 +93,8 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.tensor": 2, "parallelism.loss": "whole", "parallelism.tensor_sums": "fast"},
     {"parallelism.order": "tensor_inside"}, {"parallelism.batch_sliced": ["features"]},
     {"parallelism.tensor": 2, "parallelism.batch_sliced": ["features"], "parallelism.sequence": True},
+    {"planner.target": "a"}, {"planner.target": "???"}, {"planner.kwargs": {"a": 1}},
+    {"planner.name": "dapple", "planner.target": "a:b"},
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from planning_problems import cuts, figures, problem, shares
 
+from runner.config.schema import PlannerConfig
+from runner.errors import RequestError
+from runner.plan.planners.kinds import PlannerKind
 from runner.plan.planners.published.alpa import pipelined
 from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.dapple import block_of
 from runner.plan.planners.published.pipedream import slowest
-from runner.plan.planners.published.registry import PUBLISHED, answer_of
-from runner.plan.planners.values import PlanningProblem
+from runner.plan.planners.published.registry import PUBLISHED, answer_of, planner_of
+from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 FOR_EACH = (
     "pipedream",
@@ -135,15 +141,52 @@ def test_megatron_and_2bw_keep_to_memory_where_others_do_not_look() -> None:
 
 def test_what_a_user_has_fixed_is_kept_or_said_to_be_missed() -> None:
     of = problem(3)
-    for name in PUBLISHED:
-        own = answer_of(name, of)
+    for plan in PUBLISHED.values():
+        own = answer_of(plan, of)
         if own is None:
             continue
-        assert answer_of(name, replace(of, fixed={"pipeline": own.pipeline, "microbatches": own.microbatches})) == own
-        missed = answer_of(name, replace(of, fixed={"pipeline": own.pipeline + 1}))
+        assert answer_of(plan, replace(of, fixed={"pipeline": own.pipeline, "microbatches": own.microbatches})) == own
+        missed = answer_of(plan, replace(of, fixed={"pipeline": own.pipeline + 1}))
         assert missed is not None
         told = f"parallelism.pipeline={own.pipeline + 1} is asked for, and it takes {own.pipeline}"
         assert missed.needs[-1].startswith(told)
-        shared = answer_of(name, replace(of, zero=(1,)))
+        shared = answer_of(plan, replace(of, zero=(1,)))
         assert shared is not None
         assert shared.zero == (1 if shared.data > 1 else own.zero)
+
+
+def wide(of: PlanningProblem) -> PlanningAnswer:
+    """A user's planner that is right but for what a test replaces in its answer."""
+    last, way = len(of.layers) - 1, of.divisions[0].kept[0].name
+    return PlanningAnswer("wide", 1, of.ranks, 1, 1, None, ((0, last),), (way,), None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"data": 10_000}, "must return a layout of at most "),
+        ({"stages": ((1, 2),)}, "must return stages of layers 0 to "),
+        ({"kept": ("nothing",)}, "must return one of "),
+        ({"kept": ()}, "must return one of "),
+        (None, "must return a PlanningAnswer, or None. It returned a dict"),
+        ("raise", "must run with the arguments that it is given. Calling it raised KeyError"),
+    ],
+)
+def test_what_a_planner_of_ones_own_does_wrong_is_one_line(
+    wrong: dict[str, Any] | str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = problem(3)
+
+    def plan(of: PlanningProblem, again: int = 0) -> Any:
+        if wrong == "raise":
+            raise KeyError(again)
+        return replace(wide(of), **wrong) if isinstance(wrong, dict) else {}
+
+    module = SimpleNamespace(wide=wide, plan=plan, kind=PlannerKind("a", wide))
+    monkeypatch.setitem(sys.modules, "mine_of_planners", module)
+    assert planner_of(PlannerConfig("mine", "mine_of_planners:wide"))(of) == replace(wide(of), planner="mine")
+    assert planner_of(PlannerConfig("mine", "mine_of_planners:kind"))(of) == replace(wide(of), planner="mine")
+    with pytest.raises(RequestError) as caught:
+        planner_of(PlannerConfig("mine", "mine_of_planners:plan", {"again": 2}))(of)
+    assert told in caught.value.problems[0].line()
+    assert caught.value.problems[0].path == "planner.target"

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ BESIDE = {
     "weight_prediction/ahead": "target: toys:ahead\n",
 }
 LAYOUT = ("model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4")
+EVENLY = ("parallelism=auto", "parallelism.ranks=4", "planner=evenly", "data.batch_size=16")
 MOMENTUM = ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05")
 
 
@@ -405,13 +407,17 @@ def test_a_prediction_that_changes_the_weights_is_refused(folder: Path, monkeypa
         OwnFormula("toys:in_place", {})(moment)
 
 
-def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/design.md's module and option file, as a reader would copy them; and its generator as it stands there."""
+def test_the_documents_own_guests_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/design.md's module and option files, as a reader would copy them; and its generator as it stands there."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:python|yaml)\b[^\n]*\n(.*?)```", text, re.DOTALL)
-    module, option, optimizer, its_option, others, *their_options, generator, _ = blocks
-    (tmp_path / "mine.py").write_text(f"{module}\n{optimizer}\n{others}", encoding="utf-8")
-    for each in (option, its_option, *their_options):
+    *ours, generator, _ = blocks
+    modules = [block for block in ours if block.startswith("# mine.py")]
+    assert max(map(str.count, modules, repeat("\n"))) <= 40
+    (tmp_path / "mine.py").write_text("\n".join(modules), encoding="utf-8")
+    for each in (block for block in ours if block not in modules):
         file = tmp_path / each.partition("\n")[0].removeprefix("# ")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(each, encoding="utf-8")
@@ -428,6 +434,10 @@ def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.M
     for words in (["offload=every_second"], ["offload=largest"], ["weight_prediction=ahead", *MOMENTUM]):
         gap = ["weight_prediction.gap=1"] if "weight_prediction=ahead" in words else []
         assert main(["plan", *LAYOUT, *words, *gap, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "model=gpt", "hardware=a100_80gb", *EVENLY, "--json"]) == 0
+    layout = json.loads(capsys.readouterr().out)["layout"]
+    assert (layout["pipeline"], layout["data"]) == (2, 2)
     imports = [line for line in generator.splitlines() if line.startswith("from ")]
     assert imports == sorted(imports)  # or the linter would refuse the copy
     shipped: dict[str, Any] = {}

@@ -144,20 +144,16 @@ def test_what_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.costly
-def test_nothing_fits_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned([*_AUTO, "memory_limit=2kB"], capsys, status=3)
-    assert found["fits"] is False
-    assert found["nearest"]["lacks_bytes"] == found["nearest"]["peak_memory_bytes"] - 2000
-    again = planned([*_WORDS, "memory_limit=2kB", *found["nearest"]["overrides"]], capsys, status=3)
-    assert max(again["peak_memory_bytes"]) == found["nearest"]["peak_memory_bytes"]
-
-
-@pytest.mark.costly
-def test_what_is_said_to_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every remedy of a request that does not fit is typed: the request then fits."""
+def test_nothing_fits_names_the_nearest_and_what_is_said_to_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest layout is typed, and needs as much; so is every remedy: the request then fits."""
     words = [each for each in _AUTO if not each.startswith(("parallelism.ranks", "parallelism.sharding"))]
     words.append("parallelism.tensor=1")
-    least = planned([*words, "parallelism.ranks=2", "memory_limit=2kB"], capsys, status=3)["nearest"]
+    found = planned([*words, "parallelism.ranks=2", "memory_limit=2kB"], capsys, status=3)
+    least = found["nearest"]
+    assert found["fits"] is False
+    assert least["lacks_bytes"] == least["peak_memory_bytes"] - 2000
+    again = planned([*_WORDS, "memory_limit=2kB", *least["overrides"]], capsys, status=3)
+    assert max(again["peak_memory_bytes"]) == least["peak_memory_bytes"]
     limit = f"memory_limit={int(least['peak_memory_bytes'] * 0.7)}"
     line = planned([*words, "parallelism.ranks=2", limit], capsys, status=3)["problems"][0]
     remedies = re.findall(r"(\S+=\S+) \(", line.partition(". Try ")[2])

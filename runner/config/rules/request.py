@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runner.config.approximations import APPROXIMATIONS
-from runner.config.compose.groups import MAY_BE_NULL
+from runner.config.compose.groups import MAY_BE_NULL, options, shipped_conf
 from runner.config.free_keys import FREE_NAMES
 from runner.config.precision import PRECISIONS
 from runner.config.rules.adapter import ADAPTERS
@@ -39,25 +39,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "adapter": ADAPTERS,
     "embedding": EMBEDDINGS,
-    "planner": (
-        "joint",
-        "pipedream",
-        "dapple",
-        "2bw",
-        "piper",
-        "alpa",
-        "unity",
-        "rl",
-        "autopipe",
-        "hetpipe",
-        "pipe_torch",
-        "varuna",
-        "chimera",
-        "efftra",
-        "megatron",
-        "vpipe",
-        "beaumont",
-    ),
+    "planner": tuple(sorted(options("planner", (shipped_conf(),)), key=lambda name: name != "joint")),
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "approximate_backward": tuple(APPROXIMATIONS),
@@ -72,6 +54,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "profiler": ("none", "simple", "cprofile", "pytorch", "nvtx"),
 }
 _OF_USERS = (
+    "planner",
     "optimizer",
     "compression",
     "weight_prediction",
@@ -313,6 +296,23 @@ _PARALLELISM: Table[RunConfig] = Table(
             "belongs to parallelism=auto",
             "Other layouts are those that the degrees say",
             fix="parallelism=auto",
+        ),
+        *optional_target("planner.target"),
+        Row(
+            "planner.target",
+            lambda c: c.planner.name in KNOWN_NAMES["planner"],
+            "belongs to a planner of your own",
+            "{planner.name} is one of the runner's",
+            fix="planner=mine",
+            when=lambda c: c.planner.target is not None,
+        ),
+        Row(
+            "planner.kwargs",
+            lambda c: bool(c.planner.kwargs),
+            "belong to a target",
+            "No function of yours is asked",
+            fix=lambda c: "planner.kwargs={}",  # braces in a plain text would name a fact
+            when=lambda c: c.planner.target is None,
         ),
         Row(
             "parallelism.free",

@@ -12,7 +12,7 @@ from runner.config.compose.resolve import keys_given, resolve_with_layers
 from runner.config.free_keys import FREE_NAMES, freed_keys, held_keys
 from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
-from runner.config.schema import RunConfig
+from runner.config.schema import PlannerConfig, RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.launch.run.layout_judge import LayoutJudge, without_search
 
@@ -79,13 +79,13 @@ def find_layout(
     Raises:
         RequestError: the request has problems, or no layout can be planned.
     """
-    if not every_degree and not any(word.lstrip("+").startswith("planner=") for word in words):
+    if not every_degree and not any(word.lstrip("+").startswith(("planner=", "planner.")) for word in words):
         found = _of_whole_layers(words, progress)
         if found is not None:
             return found
     config, problem, judge = asked_problem(words, progress)
     if config.planner.name != "joint":
-        return _of_published(config.planner.name, problem, judge)
+        return _of_published(config.planner, problem, judge)
     return _chosen(config, problem, judge, progress)
 
 
@@ -186,16 +186,16 @@ def checked_search(words: Sequence[str]) -> tuple[RunConfig, set[str]]:
     return config, given
 
 
-def _of_published(name: str, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:
+def _of_published(section: PlannerConfig, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:
     """The layout that a published planner finds.
 
     Raises:
         RequestError: it finds none that fits by its own model, or one that the engine does not run.
     """
     from runner.plan.planners.choose import Choice, Chosen
-    from runner.plan.planners.published.registry import answer_of
+    from runner.plan.planners.published.registry import answer_of, planner_of
 
-    answer = answer_of(name, problem)
+    name, answer = section.name, answer_of(planner_of(section), problem)
     if answer is None:
         why = "By its own cost model no layout that it knows fits the memory"
         raise RequestError([Problem("planner", name, "must find a layout", why, "planner=joint")])
@@ -254,10 +254,10 @@ def compare_planners(words: Sequence[str], progress: Callable[[str], None] = lam
     made = [
         Compared("joint", taken, found.chosen.evaluated, best.answer.seconds, plan, "", found.judge.spelled(best.keys))
     ]
-    for name in PUBLISHED:
+    for name, planner in PUBLISHED.items():
         progress(f"planner {name} ...")
         begun = time.process_time()
-        answer = answer_of(name, found.problem)
+        answer = answer_of(planner, found.problem)
         taken = time.process_time() - begun
         if answer is None:
             made.append(Compared(name, taken, None, None, None, "by its own model nothing fits"))
@@ -307,7 +307,10 @@ def _order_problems(config: RunConfig, given: Collection[str]) -> list[Problem]:
 
 def _search_problems(config: RunConfig, typed: Mapping[str, bool]) -> list[Problem]:
     """What rules say of the keys of the search itself; and what is both fixed and free."""
-    own = ("parallelism.ranks", "parallelism.free", "parallelism.search", "hardware.devices", "parallelism.devices")
+    own = (
+        *("parallelism.ranks", "parallelism.free", "parallelism.search", "parallelism.devices"),
+        *("hardware.devices", "planner"),
+    )
     found = [each for each in rules(config) if each.path.startswith(own)]
     if found or config.parallelism.free is None:
         return found

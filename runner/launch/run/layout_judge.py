@@ -36,6 +36,10 @@ _OF_PARTS = (
 _PLAIN = ("naive", "gpipe", "1f1b")  # what one stage may be asked for with
 
 
+def _is_of_search(key: str) -> bool:
+    return key in _SEARCH_KEYS or key.startswith("planner.")
+
+
 def without_search(config: RunConfig) -> RunConfig:
     """The request, which is changed, without the keys of a search."""
     config.parallelism = replace(config.parallelism, name="single", ranks=None, free=None)
@@ -48,7 +52,7 @@ class LayoutJudge:
 
     def __init__(self, words: Sequence[str], config: RunConfig, sizes: ProfiledSizes, machine: Machine) -> None:
         named = {word.lstrip("+~").partition("=")[0] for word in words}
-        self._words = [word for word in words if word.lstrip("+~").partition("=")[0] not in _SEARCH_KEYS]
+        self._words = [word for word in words if not _is_of_search(word.lstrip("+~").partition("=")[0])]
         self._config, self._sizes, self._machine = config, sizes, machine
         self._named = named
         self._refused: dict[tuple[object, ...], bool] = {}

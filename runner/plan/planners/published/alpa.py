@@ -12,10 +12,11 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from runner.plan.planners.kinds import AGAIN, CUTS, PARTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, answer_of, divisors, least_in_order, powers_of_two
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["OnMesh", "clusters", "pipelined", "plan"]
+__all__ = ["OnMesh", "PLANNER", "clusters", "pipelined", "plan"]
 
 _CLUSTERS = 16
 
@@ -155,3 +156,19 @@ def pipelined(problem: PlanningProblem, microbatches: int) -> tuple[float, tuple
         if found is not None:
             best = min(best, found) if best is not None else found
     return best
+
+
+PLANNER = PlannerKind(
+    name="alpa",
+    plan=plan,
+    axes=(
+        PARTS,
+        REPLICAS,
+        CUTS,
+        AGAIN,
+    ),
+    chooses="cut, replicas and parts of each stage, micro-batches, recomputation by stage",
+    by="dynamic program under each slowest stage",
+    lacks="bubbles of unlike stages: it is too long",
+    position=50,
+)

@@ -19,6 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, PlannerKind
 from runner.plan.planners.orders import Orders, PlayedOrder
 from runner.plan.planners.published.chain import (
     Chain,
@@ -31,7 +32,7 @@ from runner.plan.planners.published.chain import (
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import BatchedCosts
 
-__all__ = ["best_cut", "halved", "length", "master_stage", "plan", "sliced"]
+__all__ = ["PLANNER", "best_cut", "halved", "length", "master_stage", "plan", "sliced"]
 
 Cut = tuple[int, ...]  # the first layer of each stage, and the number of layers
 
@@ -224,3 +225,14 @@ def _evened(chain: Chain, cut: Cut, master: int) -> Cut:
                 break
             made[stage + 1] += 1
     return tuple(made)
+
+
+PLANNER = PlannerKind(
+    name="autopipe",
+    plan=plan,
+    axes=(CUTS,),
+    chooses="cut, depth, halves of the first micro-batches",
+    by="moves around the slowest stage, played without messages",
+    lacks="messages, recomputation",
+    position=80,
+)

@@ -12,10 +12,11 @@ considerations.
 
 from __future__ import annotations
 
+from runner.plan.planners.kinds import CUTS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, with_microbatches
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["cut_for", "plan", "shortest_period"]
+__all__ = ["PLANNER", "cut_for", "plan", "shortest_period"]
 
 _HALVINGS = 30
 _NEAR = 1e-7  # part of the period within which the bisection ends
@@ -111,3 +112,14 @@ def cut_for(chain: Chain, stages: int, period: float) -> Stages | None:
         found.append((first, ends[first] - 1))
         first = ends[first]
     return tuple(found)
+
+
+PLANNER = PlannerKind(
+    name="beaumont",
+    plan=plan,
+    axes=(CUTS,),
+    chooses="cut, depth",
+    by="shortest period that fits, 1F1B*",
+    lacks="filling the pipeline, recomputation",
+    position=160,
+)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from runner.plan.planners.kinds import AGAIN, CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.orders import Orders, PlayedOrder
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, even_cut, ways_of
 from runner.plan.planners.stages import Candidates, Setting, StageTable
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import BatchedCosts
 
-__all__ = ["on_the_path", "plan"]
+__all__ = ["PLANNER", "on_the_path", "plan"]
 
 _ORDER = Order("chimera", 1)
 _LITTLE = 1e-6  # by which one kind of action is made longer: what the step then takes more counts its actions
@@ -85,3 +86,18 @@ def _seconds(chain: Chain, stages: Stages, order: PlayedOrder, width: int) -> fl
         sums = sum(chain.sum_seconds(stages[at][0], stages[at][1] + 1, width * order.copies) for at in own)
         late = max(late, sums - float(ends.max() - ends[rank]))
     return forwards * forward + backwards * backward + late
+
+
+PLANNER = PlannerKind(
+    name="chimera",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+        AGAIN,
+    ),
+    chooses="depth, micro-batch, recomputation of all or none",
+    by="enumeration of even blocks, its schedule's critical path",
+    lacks="uneven blocks",
+    position=120,
+)

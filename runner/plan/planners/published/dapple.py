@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["block_of", "length", "plan"]
+__all__ = ["PLANNER", "block_of", "length", "plan"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer:
@@ -72,3 +73,17 @@ def length(chain: Chain, stages: Stages, replicas: tuple[int, ...], microbatches
     for number, ((first, last), own) in enumerate(zip(stages, replicas, strict=True)):
         late = max(late, chain.sum_seconds(first, last + 1, own * aside) - number * block)
     return block * (microbatches - 1) + sum(times) + sum(messages) + late
+
+
+PLANNER = PlannerKind(
+    name="dapple",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="cut, replicas of each stage, pipelines, micro-batches",
+    by="dynamic program, then the flushed step's length",
+    lacks="memory",
+    position=20,
+)

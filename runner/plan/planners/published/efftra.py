@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import (
     Chain,
     Stages,
@@ -24,7 +25,7 @@ from runner.plan.planners.published.chain import (
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["grouped", "plan", "step_seconds"]
+__all__ = ["PLANNER", "grouped", "plan", "step_seconds"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer:
@@ -73,3 +74,17 @@ def step_seconds(chain: Chain, stages: Stages, replicas: tuple[int, ...], count:
     messages = [2 * chain.message(last + 1) for _, last in stages[:-1]]
     sums = [chain.sum_seconds(first, last + 1, own) for (first, last), own in zip(stages, replicas, strict=True)]
     return (count - 1) * max([*times, *messages]) + sum(times) + sum(messages) + max(sums)
+
+
+PLANNER = PlannerKind(
+    name="efftra",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="cut, replicas of each stage",
+    by="dynamic program, compared with both extremes",
+    lacks="memory",
+    position=130,
+)

@@ -11,11 +11,12 @@ Source: Park et al. 2020, HetPipe, as the surveys tell it (reconstruction).
 
 from __future__ import annotations
 
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, divisors, with_microbatches
 from runner.plan.planners.published.grouping import Grouped, exchange, grouped, groupings, least_slowest, way
 from runner.plan.planners.values import Device, PlanningAnswer, PlanningProblem
 
-__all__ = ["compared", "plan", "worker"]
+__all__ = ["PLANNER", "compared", "plan", "worker"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
@@ -101,3 +102,17 @@ def _plan_unlike(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
         needs=needs,
         devices=tuple(device.name for device in best.devices),
     )
+
+
+PLANNER = PlannerKind(
+    name="hetpipe",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="cut, workers, micro-batches under way",
+    by="dynamic program, the least slowest stage that fits",
+    lacks="filling the pipeline, recomputation",
+    position=90,
+)

@@ -8,10 +8,11 @@ Source: Narayanan et al. 2021, Megatron-LM (section 3, its takeaways; reconstruc
 
 from __future__ import annotations
 
+from runner.plan.planners.kinds import AGAIN, CUTS, PARTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, answer_of, divisors, even_cut
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["plan"]
+__all__ = ["PLANNER", "plan"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
@@ -47,3 +48,19 @@ def plan(problem: PlanningProblem) -> PlanningAnswer | None:
                     peak_bytes=size,
                 )
     return None
+
+
+PLANNER = PlannerKind(
+    name="megatron",
+    plan=plan,
+    axes=(
+        PARTS,
+        REPLICAS,
+        CUTS,
+        AGAIN,
+    ),
+    chooses="parts, depth, replicas, micro-batch, recomputation of all or none",
+    by="takeaways, even blocks",
+    lacks="messages, uneven blocks",
+    position=140,
+)

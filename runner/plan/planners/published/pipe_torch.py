@@ -16,11 +16,12 @@ from itertools import islice
 import numpy as np
 
 from runner.plan.devices import MOST_ORDERS, unlike_orders
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, given_microbatches, least_slowest
 from runner.plan.planners.values import Device, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["in_best_order", "plan", "slowest_alone"]
+__all__ = ["PLANNER", "in_best_order", "plan", "slowest_alone"]
 
 Shared = tuple[float, Stages, tuple[int, ...]]
 """Seconds of the slowest stage, the stages, and the replicas of each."""
@@ -96,3 +97,17 @@ def slowest_alone(chain: Chain, devices: int) -> Shared:
         return found
 
     return least_slowest(layers, devices, cost)
+
+
+PLANNER = PlannerKind(
+    name="pipe_torch",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="cut, replicas of each stage",
+    by="dynamic program without overlap",
+    lacks="filling the pipeline, memory",
+    position=100,
+)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, given_microbatches, least_slowest
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["plan", "slowest"]
+__all__ = ["PLANNER", "plan", "slowest"]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer:
@@ -46,3 +47,17 @@ def slowest(chain: Chain, devices: int) -> tuple[float, Stages, tuple[int, ...]]
         return np.maximum(found, 2 * chain.message(first)) if first else found
 
     return least_slowest(len(chain.problem.layers), devices, cost)
+
+
+PLANNER = PlannerKind(
+    name="pipedream",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="cut, replicas of each stage",
+    by="dynamic program, the least slowest stage",
+    lacks="filling the pipeline, memory",
+    position=10,
+)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runner.plan.planners.kinds import AGAIN, CUTS, PARTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, answer_of, divisors, ways_of, with_microbatches
 from runner.plan.planners.values import Division, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["PiperStage", "plan", "search"]
+__all__ = ["PLANNER", "PiperStage", "plan", "search"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +150,19 @@ def _seconds(chain: Chain, first: int, end: int, data: int, count: int) -> float
     speed = chain.problem.link.bytes_per_second
     sums = 4 * (data - 1) * chain.total("weight", first, end) / (data * count * speed) if speed else 0.0
     return (chain.seconds(first, end) + messages) / data + sums
+
+
+PLANNER = PlannerKind(
+    name="piper",
+    plan=plan,
+    axes=(
+        PARTS,
+        REPLICAS,
+        CUTS,
+        AGAIN,
+    ),
+    chooses="cut, replicas and parts of each stage, recomputation by layer",
+    by="dynamic program with a knapsack",
+    lacks="filling the pipeline",
+    position=40,
+)

@@ -1,177 +1,92 @@
-"""The planners by name, with what each chooses and by what: the catalogue of planners."""
+"""The catalogue of planners: the published ones by name, and a user's own.
+
+A published one is a module of this folder with its ``PLANNER``, and an option file of its name in ``conf/planner/``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
 
-from runner.plan.planners.published import (
-    alpa,
-    autopipe,
-    beaumont,
-    chimera,
-    dapple,
-    efftra,
-    hetpipe,
-    megatron,
-    pipe_torch,
-    pipedream,
-    piper,
-    rl,
-    two_bw,
-    unity,
-    varuna,
-    vpipe,
-)
+from runner.config.schema import PlannerConfig
+from runner.errors import Problem, RequestError
+from runner.plan.planners import published
+from runner.plan.planners.kinds import Planner, PlannerKind
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 from runner.schedule.catalogue.registry import find_spec
+from runner.targets import call_named, import_named
 
-__all__ = ["KINDS", "PUBLISHED", "Planner", "PlannerKind", "answer_of"]
+__all__ = ["KINDS", "PUBLISHED", "answer_of", "planner_of"]
 
-Planner = Callable[[PlanningProblem], PlanningAnswer | None]
-"""Answers a problem; None if nothing fits by its own model."""
-
-_CUTS, _REPLICAS, _PARTS, _AGAIN = "PP", "DP", "TP", "checkpointing"
+_TARGET = "planner.target"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerKind:
-    """A published planner.
-
-    Args:
-        plan: the planner.
-        axes: what it decides, of ``PP`` (cut or depth), ``DP`` (replicas), ``TP`` (parts) and ``checkpointing``.
-        chooses: the same in words.
-        by: how.
-        lacks: what its model leaves out.
-    """
-
-    plan: Planner
-    axes: tuple[str, ...]
-    chooses: str
-    by: str
-    lacks: str
+def _found() -> list[PlannerKind]:
+    modules = (import_module(each.name) for each in pkgutil.iter_modules(published.__path__, f"{published.__name__}."))
+    found = [module.PLANNER for module in modules if hasattr(module, "PLANNER")]
+    return sorted(found, key=lambda kind: (kind.position, kind.name))
 
 
-KINDS: Mapping[str, PlannerKind] = {
-    "pipedream": PlannerKind(
-        pipedream.plan,
-        (_REPLICAS, _CUTS),
-        "cut, replicas of each stage",
-        "dynamic program, the least slowest stage",
-        "filling the pipeline, memory",
-    ),
-    "dapple": PlannerKind(
-        dapple.plan,
-        (_REPLICAS, _CUTS),
-        "cut, replicas of each stage, pipelines, micro-batches",
-        "dynamic program, then the flushed step's length",
-        "memory",
-    ),
-    "2bw": PlannerKind(
-        two_bw.plan,
-        (_REPLICAS, _CUTS, _AGAIN),
-        "depth, width, micro-batch, recomputation of all or none",
-        "enumeration of even blocks",
-        "filling the pipeline",
-    ),
-    "piper": PlannerKind(
-        piper.plan,
-        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
-        "cut, replicas and parts of each stage, recomputation by layer",
-        "dynamic program with a knapsack",
-        "filling the pipeline",
-    ),
-    "alpa": PlannerKind(
-        alpa.plan,
-        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
-        "cut, replicas and parts of each stage, micro-batches, recomputation by stage",
-        "dynamic program under each slowest stage",
-        "bubbles of unlike stages: it is too long",
-    ),
-    "unity": PlannerKind(
-        unity.plan,
-        (_PARTS, _REPLICAS),
-        "parts and replicas of each layer",
-        "best-first search over substitutions",
-        "pipelines, recomputation",
-    ),
-    "rl": PlannerKind(rl.plan, (_CUTS,), "cut, depth", "samples of a policy that learns, played", "recomputation"),
-    "autopipe": PlannerKind(
-        autopipe.plan,
-        (_CUTS,),
-        "cut, depth, halves of the first micro-batches",
-        "moves around the slowest stage, played without messages",
-        "messages, recomputation",
-    ),
-    "hetpipe": PlannerKind(
-        hetpipe.plan,
-        (_REPLICAS, _CUTS),
-        "cut, workers, micro-batches under way",
-        "dynamic program, the least slowest stage that fits",
-        "filling the pipeline, recomputation",
-    ),
-    "pipe_torch": PlannerKind(
-        pipe_torch.plan,
-        (_REPLICAS, _CUTS),
-        "cut, replicas of each stage",
-        "dynamic program without overlap",
-        "filling the pipeline, memory",
-    ),
-    "varuna": PlannerKind(
-        varuna.plan,
-        (_REPLICAS, _CUTS),
-        "depth, replicas, micro-batch",
-        "plays of its order, even blocks",
-        "uneven blocks",
-    ),
-    "chimera": PlannerKind(
-        chimera.plan,
-        (_REPLICAS, _CUTS, _AGAIN),
-        "depth, micro-batch, recomputation of all or none",
-        "enumeration of even blocks, its schedule's critical path",
-        "uneven blocks",
-    ),
-    "efftra": PlannerKind(
-        efftra.plan,
-        (_REPLICAS, _CUTS),
-        "cut, replicas of each stage",
-        "dynamic program, compared with both extremes",
-        "memory",
-    ),
-    "megatron": PlannerKind(
-        megatron.plan,
-        (_PARTS, _REPLICAS, _CUTS, _AGAIN),
-        "parts, depth, replicas, micro-batch, recomputation of all or none",
-        "takeaways, even blocks",
-        "messages, uneven blocks",
-    ),
-    "vpipe": PlannerKind(
-        vpipe.plan,
-        (_CUTS, _AGAIN),
-        "cut, depth, recomputation and moves to the host by layer",
-        "exact in a stage, in turn with moves of layers",
-        "bubbles of unlike stages",
-    ),
-    "beaumont": PlannerKind(
-        beaumont.plan,
-        (_CUTS,),
-        "cut, depth",
-        "shortest period that fits, 1F1B*",
-        "filling the pipeline, recomputation",
-    ),
-}
+KINDS: Mapping[str, PlannerKind] = {kind.name: kind for kind in _found()}
 """Every published planner, none of which asks another."""
 
 PUBLISHED: Mapping[str, Planner] = {name: kind.plan for name, kind in KINDS.items()}
 
 
-def answer_of(name: str, problem: PlanningProblem) -> PlanningAnswer | None:
-    """What a published planner answers, with the order and ZeRO that a user has named.
+def planner_of(section: PlannerConfig) -> Planner:
+    """The planner that a request names, which is not the joint one.
+
+    A ``target`` is a user's own: a :class:`PlannerKind`, or a function of a :class:`PlanningProblem` and the request's
+    ``kwargs`` that returns a :class:`PlanningAnswer`, or None where it finds no layout that fits.
+
+    Raises:
+        RequestError: the target cannot be imported.
+    """
+    if section.target is None:
+        return PUBLISHED[section.name]
+    target = section.target
+
+    def fits(found: object) -> bool:
+        return isinstance(found, PlannerKind) or callable(found)
+
+    found = import_named(_TARGET, target, what="function or PlannerKind", fits=fits)
+    function = found.plan if isinstance(found, PlannerKind) else found
+
+    def plan(problem: PlanningProblem) -> PlanningAnswer | None:
+        answer = call_named(_TARGET, target, function, problem, **section.kwargs)
+        if answer is None:
+            return None
+        if wrong := _wrong_of(answer, problem):
+            raise RequestError([Problem(_TARGET, target, *wrong)])
+        named: PlanningAnswer = replace(answer, planner=section.name)
+        return named
+
+    return plan
+
+
+def _wrong_of(answer: object, problem: PlanningProblem) -> tuple[str, str] | None:
+    """What must hold of the answer of a user's planner, and what it is instead; None if it is a layout."""
+    if not isinstance(answer, PlanningAnswer):
+        return "must return a PlanningAnswer, or None", f"It returned a {type(answer).__name__}"
+    if answer.world_size > problem.ranks:
+        return f"must return a layout of at most {problem.ranks} ranks", f"It returned one of {answer.world_size}"
+    last = len(problem.layers) - 1
+    if [layer for stage in answer.stages for layer in range(stage[0], stage[1] + 1)] != list(range(last + 1)):
+        return f"must return stages of layers 0 to {last}, each once and in order", f"It returned {answer.stages}"
+    known = {way.name for division in problem.divisions for way in division.kept}
+    if len(answer.kept) != len(answer.stages) or not {*answer.kept} <= known:
+        return f"must return one of {', '.join(sorted(known))} for each stage", f"It returned {answer.kept}"
+    return None
+
+
+def answer_of(plan: Planner, problem: PlanningProblem) -> PlanningAnswer | None:
+    """What a planner answers, with the order and ZeRO that a user has named.
 
     These planners read no key that is chosen already. Where an answer differs from what is fixed, ``needs`` says so.
     """
-    answer = PUBLISHED[name](problem)
+    answer = plan(problem)
     if answer is None:
         return None
     if answer.order is not None and len(problem.orders) == 1 and answer.order.chunks == problem.orders[0].chunks:

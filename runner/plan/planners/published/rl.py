@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, PlannerKind
 from runner.plan.planners.orders import Orders, PlayedOrder
 from runner.plan.planners.published.chain import answer_of, divisors, with_microbatches
 from runner.plan.planners.stages import Candidates, Setting, StageTable, Whole
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["Learned", "learn", "plan"]
+__all__ = ["Learned", "PLANNER", "learn", "plan"]
 
 _BATCH = 16
 _RATE, _FIRST, _SECOND, _TINY = 0.1, 0.9, 0.999, 1e-8  # of Adam
@@ -169,3 +170,14 @@ def _played(table: StageTable, order: PlayedOrder, limit: float, taken: Whole) -
     fits = table.peaks(candidates, order).max(axis=0) <= limit
     found: Numbers = np.where(valid & fits, table.step_seconds(candidates, order), np.inf)
     return found
+
+
+PLANNER = PlannerKind(
+    name="rl",
+    plan=plan,
+    axes=(CUTS,),
+    chooses="cut, depth",
+    by="samples of a policy that learns, played",
+    lacks="recomputation",
+    position=70,
+)

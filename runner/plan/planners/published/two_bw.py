@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.plan.planners.kinds import AGAIN, CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, Stages, answer_of, even_cut, powers_of_two
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["plan", "settings"]
+__all__ = ["PLANNER", "plan", "settings"]
 
 Setting = tuple[float, float, Stages, int, int, int]
 """Seconds, bytes, stages, width, micro-batches and the place of the way to keep."""
@@ -74,3 +75,18 @@ def _seconds(chain: Chain, stages: Stages, width: int, microbatches: int) -> flo
         sums = chain.sum_seconds(first, last + 1, width) / microbatches
         each.append(max(chain.seconds(first, last + 1) + messages, sums))
     return microbatches * max(each)
+
+
+PLANNER = PlannerKind(
+    name="2bw",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+        AGAIN,
+    ),
+    chooses="depth, width, micro-batch, recomputation of all or none",
+    by="enumeration of even blocks",
+    lacks="filling the pipeline",
+    position=30,
+)

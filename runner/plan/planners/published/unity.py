@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from runner.plan.planners.kinds import PARTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, answer_of, with_microbatches
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["Costs", "Graph", "best_graph", "plan"]
+__all__ = ["Costs", "Graph", "PLANNER", "best_graph", "plan"]
 
 ALPHA = 1.05
 """How much more than the best a graph may cost that is looked at further."""
@@ -168,3 +169,17 @@ def substituted(graph: Graph, places: range) -> Iterator[Graph]:
         for place in (graph[first] - 1, graph[first] + 1):
             if place in places:
                 yield (*graph[:first], *([place] * (end - first)), *graph[end:])
+
+
+PLANNER = PlannerKind(
+    name="unity",
+    plan=plan,
+    axes=(
+        PARTS,
+        REPLICAS,
+    ),
+    chooses="parts and replicas of each layer",
+    by="best-first search over substitutions",
+    lacks="pipelines, recomputation",
+    position=60,
+)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from runner.plan.planners.kinds import CUTS, REPLICAS, PlannerKind
 from runner.plan.planners.orders import Orders
 from runner.plan.planners.published.chain import Chain, answer_of, divisors, even_cut
 from runner.plan.planners.stages import Candidates, Setting, StageTable
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 
-__all__ = ["plan"]
+__all__ = ["PLANNER", "plan"]
 
 _ORDER = Order("varuna", 1)
 
@@ -57,3 +58,17 @@ def _fewest(problem: PlanningProblem, stages: tuple[tuple[int, int], ...], pipel
         if all(chain.peak(first, last + 1, 1) + inputs <= problem.memory[problem.ranks] for first, last in stages):
             return microbatches
     return None
+
+
+PLANNER = PlannerKind(
+    name="varuna",
+    plan=plan,
+    axes=(
+        REPLICAS,
+        CUTS,
+    ),
+    chooses="depth, replicas, micro-batch",
+    by="plays of its order, even blocks",
+    lacks="uneven blocks",
+    position=110,
+)

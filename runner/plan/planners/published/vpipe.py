@@ -18,6 +18,7 @@ from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
+from runner.plan.planners.kinds import AGAIN, CUTS, PlannerKind
 from runner.plan.planners.published.chain import (
     Chain,
     answer_of,
@@ -28,7 +29,7 @@ from runner.plan.planners.published.chain import (
 )
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["Chosen", "Row", "cut_and_ways", "in_stage", "plan"]
+__all__ = ["Chosen", "PLANNER", "Row", "cut_and_ways", "in_stage", "plan"]
 
 _ALL = 20_000  # choices of a stage that are all compared
 _ROUNDS = 20
@@ -234,3 +235,17 @@ def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
         again=tuple(layer for each in chosen for layer in each.again),
         offload="activations_vpipe" if any(each.moved for each in chosen) else None,
     )
+
+
+PLANNER = PlannerKind(
+    name="vpipe",
+    plan=plan,
+    axes=(
+        CUTS,
+        AGAIN,
+    ),
+    chooses="cut, depth, recomputation and moves to the host by layer",
+    by="exact in a stage, in turn with moves of layers",
+    lacks="bubbles of unlike stages",
+    position=150,
+)
