@@ -390,6 +390,13 @@ class LrSchedulerConfig:
     total_steps: int | None = None  # null = the run's last step
     # also: lr_decay_iters, total_num_steps
     base_batch: int | None = None  # batch size of optimizer.lr, which scales with data.batch_size; null = no scaling
+    target: str | None = None  # your own: package.module:function of step, total_steps, peak and kwargs
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
+
+    def __post_init__(self) -> None:
+        """A target is a learning rate of one's own, whose option file needs no name."""
+        if self.target is not None and self.name == "constant":
+            self.name = "custom"
 
 
 @dataclass

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from runner.config.own_rate import own_rate
 from runner.config.schema import LrSchedulerConfig, RunConfig
 
 __all__ = ["build_scheduler", "learning_rate", "peak_rate", "scaled_rates"]
@@ -21,10 +22,12 @@ def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> C
     """The function from the step (0, 1, …) to its learning rate.
 
     Args:
-        config: the section; ``warmup_steps`` and ``min_lr`` apply to every kind except ``constant``.
+        config: the section; ``warmup_steps`` and ``min_lr`` apply to every kind except ``constant`` and a user's own.
         peak: see :func:`peak_rate`.
         total_steps: the step at which the decay ends, unless the section says otherwise.
     """
+    if config.target is not None:
+        return own_rate(config, peak, total_steps)
     total = config.total_steps or total_steps
     warmup, low = config.warmup_steps, config.min_lr
 

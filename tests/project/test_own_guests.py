@@ -28,6 +28,7 @@ from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.optim.catalogue.prediction import Moment, OwnFormula
 from runner.optim.catalogue.registry import optimizer_of
+from runner.optim.learning_rate import learning_rate, peak_rate
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
 from runner.schedule.kinds import ScheduleRequest
@@ -429,6 +430,9 @@ def test_the_documents_own_guests_are_some(
     optimizer_of(config.optimizer).make(config.optimizer, [weight]).step()
     assert weight.tolist() == pytest.approx([0.99, 1.01])
     assert schedule_problems(config) == []
+    words = ["lr_scheduler=plateau", "lr_scheduler.kwargs.decay=0.5", "optimizer.lr=0.4", "trainer.max_steps=8"]
+    rate = learning_rate((rates := resolve(words)).lr_scheduler, peak_rate(rates), rates.trainer.max_steps)
+    assert [rate(step) for step in (0, 2, 4, 6, 7, 8)] == pytest.approx([0.4 / 3, 0.4, 0.4, 0.2, 0.1, 0.1])
     own = schedule_of(config)
     assert (own.name, own.ranks, own.microbatches) == ("pairs", 3, 6)
     for words in (["offload=every_second"], ["offload=largest"], ["weight_prediction=ahead", *MOMENTUM]):

@@ -47,7 +47,7 @@ DEFAULT_RECIPE = "rudalle_tiny"
 _TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "optimizer", "logger", "schedule")}
 
 # Groups whose options may be kinds of a user's own, which need no name but their file's.
-_OF_USERS = ("planner", "optimizer", "compression", "schedule", "weight_prediction", "offload")
+_OF_USERS = ("planner", "optimizer", "compression", "schedule", "weight_prediction", "offload", "lr_scheduler")
 
 
 _STEPS, _EPOCHS = "trainer.max_steps", "trainer.max_epochs"

@@ -58,6 +58,7 @@ _OF_USERS = (
     "optimizer",
     "compression",
     "weight_prediction",
+    "lr_scheduler",
     SECTION,
 )  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
