@@ -29,7 +29,7 @@ _WITH_FORKED_RANKS = {"checkpoint", "cli", "memory", "pretrained", "strangers", 
 """Folders in which a command that runs in the process of the tests has its ranks forked, not executed."""
 _WITH_MANY_CHILDREN = {"pretrained", "strangers"}
 """Folders whose models need libraries that take seconds to import."""
-_COSTLY_SHARE = 5
+_COSTLY_SHARE = 10
 """Of so many costly cases one is run at each commit."""
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -102,7 +102,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each folder's costly cases the commit draws one in five; the others are ``full``.
+    """Of each folder's costly cases the commit draws one in ten; the others are ``full``.
 
     What is named runs whole: a file, or by ``-k`` the cases of one kind in all files. ``-k "not NAME"`` names nothing.
     """

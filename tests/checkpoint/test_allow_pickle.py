@@ -49,6 +49,7 @@ def test_what_is_not_named_does_not_run(resume: str, strange: Path, capsys: pyte
     assert [path.name for path in Path().iterdir()] == ["run"]
 
 
+@pytest.mark.costly
 def test_what_is_named_runs_and_the_run_goes_on(
     unbroken: Path, strange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

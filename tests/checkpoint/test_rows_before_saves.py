@@ -45,6 +45,7 @@ def test_a_checkpoints_step_is_in_the_log_as_soon_as_it_is_there(
     assert logged == {step: [str(each) for each in range(1, step + 1)] for step in range(1, 7)}
 
 
+@pytest.mark.costly
 def test_a_callback_that_fails_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch, tmp_path / "whole", *RUN)
     broken = tmp_path / "broken"

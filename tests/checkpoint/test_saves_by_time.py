@@ -45,6 +45,7 @@ def test_what_is_saved_by_time_changes_no_bit_and_is_kept_until_the_next(
     assert left == ["step-6.ckpt", "step-7.ckpt"]  # as without the clock
 
 
+@pytest.mark.costly
 def test_a_run_that_is_saved_by_time_alone_goes_on(
     saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_schedules_that_sum_in_another_order_are_these() -> None:
     assert set(FLUSHED) - set(IN_ORDER) == {"looped_bfs", "gems", "chimera", "dualpipe", "bitpipe"}
 
 
+@pytest.mark.costly
 def test_last_in_first_out_equals_one_process_to_rounding() -> None:
     """Those of two directions are in test_twins.py."""
     schedule = registry.build("looped_bfs", ranks=4, microbatches=4)

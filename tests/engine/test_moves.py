@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from layouts import make_engine, part_of
 from torch import nn
@@ -42,6 +43,7 @@ def make_batches(samples: int, steps: int = 3) -> list[tuple[torch.Tensor, torch
     return [tuple(torch.randn(2, samples, WIDTH, generator=generator)) for _ in range(steps)]
 
 
+@pytest.mark.costly
 def test_what_is_sent_is_what_the_plan_counts() -> None:
     """Per micro-batch that moves, there and back: what autograd saves of it, and the stage's input and output."""
     ranks, count = 4, 8
@@ -71,6 +73,7 @@ def test_what_is_sent_is_what_the_plan_counts() -> None:
     assert more == [moved, 0, 0, moved]
 
 
+@pytest.mark.costly
 def test_the_plans_peak_is_that_of_half_the_pipeline_and_one() -> None:
     """The fullest rank keeps D / 2 - 1 micro-batches less than with 1f1b, and no host more than it."""
     ranks, count = 8, 16

@@ -141,6 +141,7 @@ torch.ones(2, requires_grad=True).sum().backward()
 """
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a backward starts the threads of a GPU")
 def test_a_backward_after_fake_tensors_leaves_forks_theirs() -> None:
     """torch that is built for CUDA makes devices up for fake tensors, and its autograd would start their threads."""

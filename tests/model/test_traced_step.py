@@ -27,6 +27,7 @@ def _chain(model: LoadedModel) -> list[torch.nn.Module]:
     return [layer.build() for layer in model.layers]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("module", ["Plain", "Weighted", "Counts", "Rebuilds"])
 def test_layers_and_loss_are_the_step(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(module)

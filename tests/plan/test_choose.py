@@ -93,6 +93,7 @@ def test_a_search_that_is_too_much_work_takes_a_published_order_and_says_so(monk
     assert auto.time.step_seconds <= min(plan.time.step_seconds for plan in plans_by_name())
 
 
+@pytest.mark.costly
 def test_where_steps_overlap_an_order_is_not_left_out_by_the_length_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(30)
     layers = unequal(rng, rng.choice((8, 12, 16)))

@@ -11,6 +11,7 @@ from runner.plan.requested_schedule import resolve_request
 WORDS = ("model=mlp", "hardware=a100_80gb", "parallelism=auto", "parallelism.ranks=4", "data.batch_size=32")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("free", "keys"),
     [

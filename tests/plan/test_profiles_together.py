@@ -74,6 +74,7 @@ def test_a_divided_model_has_the_same_profiles(place: Path, words: tuple[str, ..
         assert together(request) == profile_model(request)
 
 
+@pytest.mark.costly
 def test_a_traced_model_with_running_statistics_has_the_same_profiles() -> None:
     requests = expected(*_NETS, "model.target=nets:Net")
     together = ProfilesTogether(requests)
@@ -81,6 +82,7 @@ def test_a_traced_model_with_running_statistics_has_the_same_profiles() -> None:
         assert together(request) == profile_model(request)
 
 
+@pytest.mark.costly
 def test_what_is_wrong_with_one_request_is_told_for_that_one() -> None:
     many, few = expected(*_NETS, "model.target=nets:Narrow", "data.batch_size=128")[:2]
     few.schedule.microbatches = 32
@@ -90,6 +92,7 @@ def test_what_is_wrong_with_one_request_is_told_for_that_one() -> None:
     assert together(few) == profile_model(few)
 
 
+@pytest.mark.costly
 def test_each_way_to_divide_a_model_is_traced_once(place: Path) -> None:
     requests = llama(place)[:4]
     alone, kept = apart(_counted, requests, False), apart(_counted, requests, True)

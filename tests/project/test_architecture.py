@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,19 @@ def sources(folder: str) -> list[Path]:
     return [path for path in sorted((ROOT / folder).rglob("*.py")) if not any(path.is_relative_to(x) for x in links)]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """Every module that a file imports, anywhere in it, with the line."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -158,7 +169,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def lines_of_late_imports(path: Path) -> set[int]:
     """Lines of imports that an import of the file does not run: in functions, or for the types alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     for_types = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return {
@@ -195,7 +206,7 @@ def shelf_of(module: str) -> tuple[str, str] | None:
 
 def lines_for_types(path: Path) -> set[int]:
     """Lines of imports that are never run."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = tree_of(path).body
     blocks = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {inner.lineno for block in blocks for inner in ast.walk(block) if isinstance(inner, ast.stmt)}
 

@@ -95,6 +95,7 @@ def saved_bytes(block: torch.nn.Module, value: Tensor, backend: SDPBackend) -> i
     return sum(num_bytes for place, num_bytes in kept.items() if place not in own)
 
 
+@pytest.mark.costly
 def test_plans_count_the_probabilities_that_one_operator_does_not_keep(tmp_path: Path) -> None:
     saved = {}
     for kernels in ("eager", "fused"):

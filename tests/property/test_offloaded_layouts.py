@@ -75,6 +75,7 @@ def test_a_limit_that_only_the_host_satisfies_is_kept(
     torch.testing.assert_close(losses, torch.tensor(tensor_models.losses_alone()), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "words",
     [

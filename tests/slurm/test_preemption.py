@@ -23,6 +23,7 @@ def _preempt(cluster: Cluster, job: int, run_dir: Path, number: str) -> None:
     assert "Traceback" not in log(run_dir), log(run_dir)
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(600)
 def test_a_followed_job_is_queued_again_twice_and_ends_the_same(
     cluster: Cluster, reference: Path, tmp_path: Path

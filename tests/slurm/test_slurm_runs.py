@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from cluster_runs import QUIET, RUNNER, SKEWED, assert_equal, run, train
 from slurm_cluster import Cluster
 
@@ -31,6 +32,7 @@ def test_a_layout_that_is_not_the_plans_is_refused_at_once(cluster: Cluster, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_what_sbatch_refuses_is_told(cluster: Cluster, tmp_path: Path) -> None:
     refused = train(
         cluster, tmp_path, *PLAIN, *SLURM, "launcher.partition=none", "parallelism.pipeline=2", "run_dir=r", status=1
