@@ -1,6 +1,6 @@
 """``python -m tests.corpus``: does this tree give for some 600 requests what is kept of them? Prints what changed.
 
-``--write REASON`` keeps what it gives now; ``--kind plan`` compares one kind alone.
+``--write REASON`` keeps what it gives now; ``--kind plan`` compares, or makes anew, one kind alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def main() -> int:
     parser.add_argument("--kind", choices=("plan", "run", "wrong"))
     asked = parser.parse_args()
     if asked.write is not None:
-        write({name: entry(name) for name in names()}, asked.write)
+        kept = entries()
+        again = {name for name in names() if name not in kept or asked.kind in (None, name.partition(" ")[0])}
+        write({name: entry(name) if name in again else kept[name] for name in names()}, asked.write)
         return 0
     chosen = [name for name in entries() if asked.kind in (None, name.partition(" ")[0])]
     found = 0
