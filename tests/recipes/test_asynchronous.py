@@ -28,6 +28,7 @@ def test_without_delay_it_is_plain_training() -> None:
     assert outcome.loss == pytest.approx(sum(losses) / 3)
 
 
+@pytest.mark.costly
 def test_the_first_stages_lack_as_many_steps_as_the_schedule_says() -> None:
     """In the first D - 1 steps the first stage reads its first weights, so that nothing but the others can change."""
     schedule = build("pipedream", ranks=4, microbatches=1)

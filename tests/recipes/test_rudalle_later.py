@@ -61,6 +61,7 @@ def test_its_requests_are_right() -> None:
         assert (job.data.batch_size, job.trainer.max_steps) == (tiny.data.batch_size, tiny.trainer.max_steps)
 
 
+@pytest.mark.costly
 def test_what_was_drawn_before_and_after_is_shown(older: data.EmojiFolder, tmp_path: Path) -> None:
     """Samples of the same weights are the same, above and below."""
     sizes = resolve(["recipe=rudalle_tiny"]).model.kwargs

@@ -99,6 +99,7 @@ def test_tables_figures_and_files(computed: dict[str, Any], tmp_path: Path) -> N
     assert all(f"- `{row.label}`: " in text for row in ROWS)
 
 
+@pytest.mark.costly
 def test_each_tick_of_the_survey_has_its_verdict(computed: dict[str, Any]) -> None:
     content = copy.deepcopy(computed)
     for line in content["memory"]:

@@ -33,6 +33,7 @@ def _peaks(place: Path, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
     return list(found.peak_bytes), [counted[rank] for rank in plan.topology.pipeline_group(0, 0)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "words",
     [
@@ -86,6 +87,7 @@ _BOUNDED = (*_GPT, "parallelism.pipeline=2", "schedule=pipedream", "partition=ma
 """A request of whose peak a plan knows a bound."""
 
 
+@pytest.mark.costly
 def test_a_limit_below_what_was_counted_is_told() -> None:
     words = ("plan", *_BOUNDED, "--rehearse", "--json")
     status, said = told(*words)
@@ -96,6 +98,7 @@ def test_a_limit_below_what_was_counted_is_told() -> None:
     assert json.loads(said[said.index("{") :])["problems"]
 
 
+@pytest.mark.costly
 def test_what_a_bound_alone_would_refuse_is_counted_first() -> None:
     """A plan and a run whose derived peaks exceed the limit, while the counted ones do not, fit."""
     status, said = told("plan", *_BOUNDED, "--rehearse", "--json")
