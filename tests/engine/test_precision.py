@@ -52,11 +52,13 @@ def trained(precision: str, pipeline: int, data: int = 1, **options: Any) -> tup
     return train_in_threads(make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options)
 
 
-def by_hand(precision: str, clip_value: float | None = None) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_hand(
+    precision: str, clip_value: float | None = None, clip_norm: float | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = make_model()
     losses = train(
         PLAIN[precision], model, loss_function, make_batches(), count=COUNT, optimizer=adamw, scales=SCALES,
-        clip_value=clip_value,
+        clip_value=clip_value, clip_norm=clip_norm,
     )  # fmt: skip
     return losses, model.state_dict()
 
@@ -80,6 +82,16 @@ def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision: str
     assert losses[0] == pytest.approx(expected, rel=2e-2)
     for name in state:
         torch.testing.assert_close(weights[name].float(), state[name].float(), rtol=5e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("precision", "pipeline"), [("bf16_master", 2), ("fp16", 3)])
+def test_the_norm_of_what_masters_are_updated_by_is_clipped(precision: str, pipeline: int) -> None:
+    expected, state = by_hand(precision, clip_norm=0.05)
+    losses, weights = trained(precision, pipeline, clip_norm=0.05)
+    assert losses == [expected] * pipeline
+    assert [name for name in state if not torch.equal(weights[name], state[name])] == []
+    free = by_hand(precision)[1]
+    assert any(not torch.equal(free[name], state[name]) for name in state), "it does clip"
 
 
 def test_the_norm_is_clipped_after_unscaling() -> None:

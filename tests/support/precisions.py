@@ -5,6 +5,7 @@ Imports nothing of the runner. Batches may be tensors, tuples or dicts of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,7 @@ def train(
     seed: Callable[[int, int], object] = lambda step, microbatch: None,
     scales: Sequence[float] = (),
     clip_value: float | None = None,
+    clip_norm: float | None = None,
 ) -> list[float]:
     """Train ``model`` in place; the mean loss of every step.
 
@@ -100,7 +102,7 @@ def train(
             (part * factor if plain.scaled else part).backward()  # type: ignore[no-untyped-call]  # the library's
             total += float(part.detach().double())
             weight += len(target)
-        _update(plain, trained, updated, stepper, weight * factor, clip_value)
+        _update(plain, trained, updated, stepper, weight * factor, clip_value, clip_norm)
         losses.append(total / weight)
     return losses
 
@@ -112,6 +114,7 @@ def _update(
     stepper: torch.optim.Optimizer,
     divisor: float,
     clip_value: float | None,
+    clip_norm: float | None,
 ) -> None:
     for parameter, master in zip(trained, updated, strict=True):
         if parameter.grad is None:
@@ -119,6 +122,11 @@ def _update(
         master.grad = (parameter.grad.float() if plain.masters else parameter.grad) / divisor
         if clip_value is not None:
             master.grad.clamp_(-clip_value, clip_value)
+    if clip_norm is not None:
+        gradients = [each.grad for each in updated if each.grad is not None]
+        norm = math.sqrt(math.fsum(float(each.double().square().sum()) for each in gradients))
+        for each in gradients:
+            each.mul_(min(1.0, clip_norm / (norm + 1e-6)))
     stepper.step()
     if plain.masters:
         for parameter, master in zip(trained, updated, strict=True):
