@@ -205,6 +205,18 @@ def test_dropout_is_that_of_one_rank(name: str) -> None:
     assert all(torch.equal(made[1][key], value) for key, value in expected[1].items())
 
 
+def test_dropout_of_replicas_is_that_of_one_rank() -> None:
+    """A replica's micro-batches are numbered after those of the replicas before it."""
+    batches = [(x, torch.zeros_like(x)) for x, _ in make_batches(12)]
+    options: dict[str, Any] = {"schedule": "gpipe", "pipeline": 1, "optimizer": partial(torch.optim.SGD, lr=0.5)}
+    expected = train_in_threads(make_random, functional.mse_loss, batches, data=1, count=4, **options)
+    made = train_in_threads(make_random, functional.mse_loss, batches, data=2, count=2, **options)
+    for losses in made[0]:
+        assert losses == pytest.approx(expected[0][0], rel=1e-6)
+    for key, value in expected[1].items():
+        torch.testing.assert_close(made[1][key], value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["zb_v", "bitpipe"])
 def test_validation_and_prediction_run_forward_once_through_all_chunks(name: str) -> None:
     schedule = registry.build(name, ranks=2, microbatches=4)
