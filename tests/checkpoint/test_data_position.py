@@ -13,6 +13,7 @@ from resume_zoo import Noisy
 from runner.model.seeds import seeded
 from runner.training.data.loading import StepSampler, first_batch, make_loader
 from runner.training.random_state import random_state, set_random_state
+from runner.training.resume import History, Progress
 
 
 def loader(**changed: Any) -> Any:
@@ -94,6 +95,12 @@ def test_random_states_come_back_through_a_file(tmp_path: Any) -> None:
     expected = draw()
     set_random_state(torch.load(tmp_path / "state", weights_only=True))
     assert draw() == expected
+
+
+def test_every_rank_takes_its_own_random_state_again() -> None:
+    saved = {rank: {"of": rank} for rank in range(3)}
+    progress = Progress(3, 3, None, History(), saved, {}, "")
+    assert [progress.random_of(rank)["of"] for rank in range(5)] == [0, 1, 2, 0, 0], "a new rank takes the first one's"
 
 
 def test_a_seeded_block_leaves_the_generators_alone() -> None:
