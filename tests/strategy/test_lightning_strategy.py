@@ -19,6 +19,7 @@ from reference import accumulate, clip, microbatches, train
 from torch import nn
 
 from runner.engine.window import StepBatch
+from runner.training.averaging import WeightAveraging
 
 PEAK = 2.0**-7  # a power of two: the schedule's factors are then exact
 WARMUP, STEPS = 2, 7
@@ -133,6 +134,28 @@ def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     assert_same_weights(weights_of(trainer), weights_of(whole_trainer))
     saved = torch.load(file, weights_only=False)
     user_code.model().load_state_dict(saved["state_dict"], strict=True)
+
+
+class Weights(Callback):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self.found.append({name: value.clone() for name, value in weights_of(trainer).items()})
+
+
+def test_averages_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    saver, seen = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}"), Weights()
+    fit("trainer.max_steps=3", callbacks=[WeightAveraging(0.75), seen, saver])
+    averaging = WeightAveraging(0.75)
+    trainer, _, _ = fit("trainer.max_steps=5", callbacks=[averaging, seen], ckpt_path=tmp_path / "step=3.ckpt")
+    assert len(seen.found) == 5
+    expected = {name: value.detach().clone() for name, value in plain_model().state_dict().items()}
+    for weights in seen.found:
+        expected = {name: 0.75 * value + 0.25 * weights[name] for name, value in expected.items()}
+    torch.testing.assert_close(averaging.whole(trainer.strategy), expected)
 
 
 def test_the_best_checkpoint_is_chosen_by_val_loss(tmp_path: Path) -> None:
