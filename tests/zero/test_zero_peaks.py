@@ -44,6 +44,19 @@ def test_each_replica_keeps_whole_the_gradients_of_the_weights_that_it_shares() 
     assert second - first == 4 * (2500 - 2000)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_replica_holds_buffers_and_frozen_weights_whole(stage: int) -> None:
+    sharing = ZeroSharing(
+        stage, 4, "none", "none", weight_width=4, master_width=4, states=2.0, bucket_elements=100, temporaries=1
+    )
+    trained, more = (
+        sharing.held(stage_figures(model([layer(gradient_bytes=160, weight_bytes=160 + kept)]), ((0, 0),))[0])
+        for kept in (0, 60)
+    )
+    assert more.weights - trained.weights == 60
+    assert (more.gradients, more.optimizer) == (trained.gradients, trained.optimizer)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_before_the_first_gradient_of_a_weight_a_backward_has_no_bucket(stage: int) -> None:
     """The loss has no weights, and its backward is the peak: only what ZeRO 3 gathered for the forward is there."""
