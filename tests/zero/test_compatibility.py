@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.rules.sections import rules
 from runner.config.rules.zero_table import ROWS
+from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.plan.make import make_plan, plan_problems
 from runner.profiling.model import profile_model
@@ -73,6 +76,25 @@ def test_refused_with_its_source(overrides: list[str], path: str, source: str) -
     assert len(found) == 1
     assert source in found[0].why
     assert found[0].fix
+
+
+def test_all_that_is_refused_breaks_a_row_of_the_table() -> None:
+    """No request is composed here, which takes longer than all of these rules."""
+    for overrides, path, _ in REFUSED:
+        config = RunConfig()
+        for key, value in (_key_and_value(each) for each in ["parallelism.data=2", *overrides]):
+            *sections, last = key.split(".")
+            place = attrgetter(".".join(sections))(config) if sections else config
+            setattr(place, last, value)
+        assert path in {row.path for row in ROWS if row.breaks(config)}, overrides
+
+
+def _key_and_value(override: str) -> tuple[str, Any]:
+    """The key that an override sets; of the option of a group, the one that names it."""
+    key, _, text = override.partition("=")
+    if key == "offload":
+        return "offload.activations", text.removeprefix("activations_")
+    return key if "." in key or key == "compile" else f"{key}.name", yaml.safe_load(text)
 
 
 @pytest.mark.costly
