@@ -12,11 +12,11 @@ from torch import nn
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
-from runner.config.schema import OptimizerConfig
+from runner.config.schema import LrSchedulerConfig, OptimizerConfig
 from runner.errors import RequestError
 from runner.optim.build import build_optimizer, observed_state_ratio
 from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.optim.learning_rate import build_scheduler
+from runner.optim.learning_rate import build_scheduler, learning_rate
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 20
@@ -281,3 +281,13 @@ def test_the_rate_goes_with_the_batch_where_it_was_said_for_another_one() -> Non
             optimizer.step()
             scheduler.step()
         assert optimizer.param_groups[0]["lr"] == pytest.approx(peak / 2)
+
+
+@pytest.mark.parametrize(("name", "half"), [("linear", 0.5), ("cosine", 0.5), ("warmup_decay", 0.5), ("constant", 1.0)])
+def test_a_decay_ends_at_the_step_that_is_asked_for(name: str, half: float) -> None:
+    """Two runs of one decay have other numbers of steps than it: the rate does not depend on theirs."""
+    for steps in (4, 20, 50):
+        rate = learning_rate(LrSchedulerConfig(name=name, total_steps=20), 1.0, steps)
+        assert rate(10) == pytest.approx(half)
+        assert rate(20) == (1.0 if name == "constant" else 0.0)
+    assert learning_rate(LrSchedulerConfig(name=name), 1.0, 40)(20) == pytest.approx(half), "else at the run's last one"
