@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import user_lightning
 import user_metrics
 from covering import sampled
 from user_project import make_directory, record, result, train
+
+from runner.training.validation import LoggedFigures
 
 METRICS = ("metrics.accuracy=figures:accuracy", "metrics.error=figures:error", "metrics.recall=figures:recall")
 LAYOUTS = {
@@ -33,6 +36,17 @@ def directory(tmp_path: Path) -> Path:
     for name, module in (("figures", user_metrics), ("own", user_lightning)):
         (made / f"{name}.py").write_text(Path(str(module.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
     return made
+
+
+def test_what_a_validation_step_logs_is_weighed_by_the_samples_of_its_batch() -> None:
+    shown: dict[str, float] = {}
+    alone: Any = SimpleNamespace(replica=0, all_gather_objects=lambda value: [value])
+    logged = LoggedFigures(lambda name, value, **_: shown.update({name: value}))
+    for samples, value in ((6, 1.0), (2, 5.0)):
+        logged.log(samples, "val_error", torch.tensor(value), prog_bar=True)
+    logged.log(6, "val_given", 1.0, batch_size=1)
+    logged.log(2, "val_given", 5.0, batch_size=1)
+    assert logged.means(alone) == {"val_error": 2.0, "val_given": 3.0} == shown
 
 
 def expected(weights: dict[str, torch.Tensor]) -> dict[str, float]:
