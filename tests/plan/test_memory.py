@@ -12,7 +12,7 @@ from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.cut.partition import uniform
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
-from runner.plan.memory.stage_limit import StageMemoryLimit
+from runner.plan.memory.stage_limit import StageMemoryLimit, bytes_of_one
 from runner.plan.stages.figures import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight, SplitBackward
@@ -125,6 +125,14 @@ def test_the_partition_bound_is_what_the_walk_finds_or_a_message_above(name: str
         boundary = 3 * (profile.layers[first].output_bytes + profile.layers[last].output_bytes)
         assert fits(peaks[stage] + boundary)
         assert not fits(peaks[stage] - boundary)
+
+
+def test_one_microbatch_of_a_stage_keeps_its_input_besides() -> None:
+    """Until its forward runs again, a micro-batch keeps what it has come as and what it has been sent on as."""
+    profile = model([layer(output_bytes=50), layer(saved_bytes=30, output_bytes=10), layer(saved_bytes=8)])
+    figures = stage_figures(profile, ((0, 0), (1, 1), (2, 2)))[1]
+    one = bytes_of_one(figures)
+    assert (one.saved, one.dropped) == (30 + 50, 10 + 50)
 
 
 def test_hopeless_is_never_said_of_what_fits() -> None:
