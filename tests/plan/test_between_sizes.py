@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
+from runner.plan.planners.problem import interpolated
 from runner.plan.stages.scale import between, for_samples
 from runner.profile import LayerProfile, ModelProfile
 from runner.profiling.model import profile_model
@@ -26,6 +28,16 @@ def sizes(profile: ModelProfile) -> list[dict[str, int]]:
         {name: value for name in names if isinstance(value := getattr(layer, name), int)}
         for layer in (*profile.layers, profile.loss)
     ]
+
+
+def test_a_size_is_on_the_line_of_two_known_ones_and_else_in_proportion() -> None:
+    few, many = model([layer(saved_bytes=130)]), model([layer(saved_bytes=430)], samples=4)
+    for known, samples, saved in (
+        ([few, many], 2, 230), ([few, many], 4, 430), ([few, many], 1, 130), ([few, many], 8, 830),
+        ([few], 2, 260), ([few, few], 2, 260), ([many], 2, 215), ([many, many], 2, 215),
+    ):  # fmt: skip
+        made = interpolated(known, samples)
+        assert (made.samples, made.layers[0].saved_bytes) == (samples, saved)
 
 
 @pytest.mark.costly
