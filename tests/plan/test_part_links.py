@@ -75,6 +75,17 @@ def test_a_note_names_some_whole_weights_and_says_where_all_are() -> None:
     assert profile.parts_named == {"whole_weights": weights}
 
 
+def test_a_note_counts_the_layers_in_which_ranks_draw_by_themselves() -> None:
+    def told(draws: str) -> list[str]:
+        profile = model([layer(name=name, draws_apart=name in draws) for name in "abcd"])
+        return [line for line in part_notes(profile, 2, None, one_link(Link(1e-3, 1000.0))) if "dropout" in line]
+
+    assert told("") == []
+    assert [" layer b:" in line for line in told("b")] == [True]
+    assert [" layer b and 1 more:" in line for line in told("bd")] == [True]
+    assert [" layer a and 3 more:" in line for line in told("abcd")] == [True]
+
+
 @pytest.mark.parametrize(("per_node", "told"), [(2, ["600 ms", "6 ms"]), (8, []), (None, [])])
 def test_a_group_beyond_a_node_is_told_with_its_seconds(per_node: int | None, told: list[str]) -> None:
     """Two sums of 400 bytes by four ranks: 2 x 6 messages of 100 bytes, of 0.05 s each there and 0.5 ms here."""
