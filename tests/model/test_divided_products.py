@@ -1,0 +1,60 @@
+"""Linear maps whose features ranks divide, as named in a plan: what the whole maps give, in values and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from narrow import gradient
+from shard_threads import RankOrder, run_shards
+from torch import Tensor, nn
+
+from runner.model.sharded.group import ShardGroup
+from runner.model.sharded.wrap import divide
+
+pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+
+
+def linear(reads: int, makes: int) -> nn.Module:
+    return nn.Linear(reads, makes).double()
+
+
+def transposed(reads: int, makes: int) -> nn.Module:
+    """A map of GPT-2's code, whose weight is [reads, makes], with a bias that is not zero."""
+    made: nn.Module = pytorch_utils.Conv1D(makes, reads).double()
+    nn.init.normal_(made.get_parameter("bias"))
+    return made
+
+
+@pytest.mark.parametrize("make", [linear, transposed])
+@pytest.mark.parametrize("degree", [2, 3])
+def test_a_column_and_a_row_give_what_whole_maps_give(
+    make: Callable[[int, int], nn.Module], degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bias of a row counts once, however many ranks there are."""
+    # another test may have asked for it before anything imported transformers, and the answer is kept
+    monkeypatch.setattr("runner.model.sharded.wrap._conv1d", lambda: pytorch_utils.Conv1D)
+    torch.manual_seed(3)
+    whole, value = nn.Sequential(make(4, 6), nn.Tanh(), make(6, 5)), torch.randn(7, 4, dtype=torch.float64)
+    copies = [copy.deepcopy(whole) for _ in range(degree)]
+
+    def run(group: ShardGroup, exchange: RankOrder) -> tuple[Tensor, dict[str, Tensor]]:
+        model = copies[group.index]
+        divide(model[0], "0", "column", group, {})
+        divide(model[2], "2", "row", group, {})
+        made: Tensor = model(value)
+        made.square().sum().backward()  # type: ignore[no-untyped-call]  # the library's
+        return made.detach(), {name: gradient(each) for name, each in model.named_parameters()}
+
+    expected = whole(value)
+    expected.square().sum().backward()
+    gradients = {name: gradient(each) for name, each in whole.named_parameters()}
+    of_columns = 1 if make is transposed else 0
+    dims = {"0.weight": of_columns, "0.bias": 0, "2.weight": 1 - of_columns, "2.bias": None}
+    for index, (made, found) in enumerate(run_shards(degree, run)):
+        torch.testing.assert_close(made, expected.detach())
+        for name, dim in dims.items():
+            one = gradients[name] if dim is None else gradients[name].chunk(degree, dim)[index]
+            torch.testing.assert_close(found[name], one)
