@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from runner.checkpoint.file import read_checkpoint
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.launch.run.resume import with_checkpoint
+from runner.optim.states.settings import settings_of
+from runner.training.resume import follow_config
 
 
 @pytest.mark.costly
@@ -89,3 +93,21 @@ def test_what_differs_from_the_saved_run_is_told(
     (said,) = [line for line in caplog.messages if line.startswith("saved on another machine")]
     assert "cpu_capability = DEFAULT, was " in said
     assert "The bits may differ" in said
+
+
+def test_the_first_step_after_a_resume_has_its_own_rate() -> None:
+    """Of the request's peak, and where the saved steps have left the scheduler."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    (saved,) = settings_of(optimizer)
+    trainer: Any = SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[SimpleNamespace(scheduler=scheduler)])
+    follow_config(trainer, [[{**saved, "lr": 8.0, "initial_lr": 8.0}]])
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([8 / 4, 8 / 5, 8 / 6])
