@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from narrow import gradient
 from shard_threads import RankOrder, run_shards
 from torch import Tensor, nn
 
+from runner.model.sharded import wrap
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.wrap import divide
 
@@ -30,12 +32,8 @@ def transposed(reads: int, makes: int) -> nn.Module:
 
 @pytest.mark.parametrize("make", [linear, transposed])
 @pytest.mark.parametrize("degree", [2, 3])
-def test_a_column_and_a_row_give_what_whole_maps_give(
-    make: Callable[[int, int], nn.Module], degree: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_and_a_row_give_what_whole_maps_give(make: Callable[[int, int], nn.Module], degree: int) -> None:
     """The bias of a row counts once, however many ranks there are."""
-    # another test may have asked for it before anything imported transformers, and the answer is kept
-    monkeypatch.setattr("runner.model.sharded.wrap._conv1d", lambda: pytorch_utils.Conv1D)
     torch.manual_seed(3)
     whole, value = nn.Sequential(make(4, 6), nn.Tanh(), make(6, 5)), torch.randn(7, 4, dtype=torch.float64)
     copies = [copy.deepcopy(whole) for _ in range(degree)]
@@ -58,3 +56,12 @@ def test_a_column_and_a_row_give_what_whole_maps_give(
         for name, dim in dims.items():
             one = gradients[name] if dim is None else gradients[name].chunk(degree, dim)[index]
             torch.testing.assert_close(found[name], one)
+
+
+def test_a_transposed_map_is_known_whenever_transformers_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a process that has divided a model before anything imported it."""
+    name, mapped = "transformers.pytorch_utils", pytorch_utils.Conv1D(6, 4)
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, name)
+        assert not wrap._is_transposed(nn.Linear(4, 6))
+    assert wrap._is_transposed(mapped)

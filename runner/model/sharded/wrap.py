@@ -111,9 +111,8 @@ class _Embedding(ShardedModule):
         return vocabulary_embedding(ids, module.weight, own, self.shard_group, self.vocabulary_size)
 
 
-@cache
 def _conv1d() -> type | None:
-    """transformers' linear map with a transposed weight, if anything has imported it."""
+    """transformers' linear map with a transposed weight, if anything has imported it by now."""
     import sys
 
     found = sys.modules.get("transformers.pytorch_utils")
