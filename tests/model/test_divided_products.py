@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from importlib import util
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from narrow import gradient
 from shard_threads import RankOrder, run_shards
 from torch import Tensor, nn
 
-from runner.model.sharded import wrap
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.wrap import divide
 
@@ -60,8 +60,13 @@ def test_a_column_and_a_row_give_what_whole_maps_give(make: Callable[[int, int],
 
 def test_a_transposed_map_is_known_whenever_transformers_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a process that has divided a model before anything imported it."""
-    name, mapped = "transformers.pytorch_utils", pytorch_utils.Conv1D(6, 4)
+    spec = util.find_spec("runner.model.sharded.wrap")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = util.module_from_spec(spec)  # as in a process that has asked nothing yet
+    spec.loader.exec_module(fresh)
+    mapped = pytorch_utils.Conv1D(6, 4)
     with monkeypatch.context() as before:
-        before.delitem(sys.modules, name)
-        assert not wrap._is_transposed(nn.Linear(4, 6))
-    assert wrap._is_transposed(mapped)
+        before.delitem(sys.modules, "transformers.pytorch_utils")
+        assert not fresh._is_transposed(nn.Linear(4, 6))
+    assert fresh._is_transposed(mapped)
