@@ -64,6 +64,9 @@ class SocketTransport(ProcessTransport):
         return num_bytes <= _SHORT
 
 
+_NOTHING = memoryview(b"")
+
+
 class _Line:
     """One channel to and from one peer, with a FIFO in each direction."""
 
@@ -138,6 +141,7 @@ class _Way:
             while not transfer.done:
                 first = self._waiting[0]
                 self._carry_out(first.data)
+                first.data = _NOTHING  # before it is done: who waits for it has this memory again from then on
                 first.done = True
                 self._waiting.popleft()
 
