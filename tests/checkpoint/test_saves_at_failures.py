@@ -73,7 +73,7 @@ def test_running_statistics_that_the_failed_step_has_changed_are_not_saved(
 
     monkeypatch.setattr(failing_steps, "model", normalized)
     with pytest.raises(Exception, match="vocabulary"):
-        run_here(monkeypatch, tmp_path / "run", *_request(tmp_path / "run", "raise"))
+        run_here(monkeypatch, tmp_path / "run", *_request(tmp_path / "run", "raise"), "data.drop_last=true")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

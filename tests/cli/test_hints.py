@@ -31,7 +31,6 @@ NO_HINTS = [
     ("trainer.min_epochs=3", "trainer has "),
     ("trainer.max_stepps=three", "there is no such key"),
     ("device=gpu", "must be one of auto, cpu, cuda"),
-    ("optimizer=adamm", "optimizer has adabelief, adam,"),  # adam or adamw
     ("config=a.yaml", "there is no such key"),
     ("mlp", "an override is KEY=VALUE"),
     ("hydra.job.name=x", "Hydra's own settings are not used"),

@@ -19,7 +19,8 @@ def main() -> int:
     if asked.write is not None:
         kept = entries()
         again = {name for name in names() if name not in kept or asked.kind in (None, name.partition(" ")[0])}
-        write({name: entry(name) if name in again else kept[name] for name in names()}, asked.write)
+        made = {name: entry(name) if name in again else kept[name] for name in names()}
+        write(made, asked.write, runs=any(name.startswith("run ") for name in again))
         return 0
     chosen = [name for name in entries() if asked.kind in (None, name.partition(" ")[0])]
     found = 0

@@ -136,8 +136,16 @@ def entries() -> dict[str, Entry]:
     return found
 
 
-def write(made: Mapping[str, Entry], reason: str) -> None:
-    """Keep these entries for this version of torch, one line each; versions with the same entries share them."""
+def write(made: Mapping[str, Entry], reason: str, *, runs: bool = True) -> None:
+    """Keep these entries for this version of torch, one line each; versions with the same entries share them.
+
+    Args:
+        made: the entries by name.
+        reason: why they are kept anew.
+        runs: whether the runs were made here; else their weights stay those of the processor that is kept.
+    """
+    before: dict[str, Any] = _ours(kept()) or next(iter(kept().values()), {})
+    of_runs = processor() if runs else before.get("processor", processor())
     file: dict[str, Any] = {}
     for versions, part in kept().items():
         others = [each for each in versions.split(_AND) if each != version()]
@@ -146,7 +154,7 @@ def write(made: Mapping[str, Entry], reason: str) -> None:
         if others:
             file[_AND.join(others)] = part
     if _ours(file) is None:
-        file[version()] = {"processor": processor(), "reason": reason, "entries": dict(made)}
+        file[version()] = {"processor": of_runs, "reason": reason, "entries": dict(made)}
     parts = []
     for torch_version, part in file.items():
         lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(each)}" for name, each in part["entries"].items())
