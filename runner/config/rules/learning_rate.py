@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.config.own_rate import own_rate_problems
 from runner.config.rules.table import Computed, Row, Table, where
-from runner.config.rules.values import at_least, belongs, is_given, not_negative, optional_target
+from runner.config.rules.values import at_least, belongs, is_given, not_negative, of_own, optional_target
 from runner.config.schema import LrSchedulerConfig, RunConfig
 
 __all__ = ["LEARNING_RATE"]
@@ -42,22 +42,7 @@ LEARNING_RATE: Table[RunConfig] = Table(
         _of_change("min_lr"),
         _of_change("total_steps"),
         *optional_target("lr_scheduler.target"),
-        Row(
-            "lr_scheduler.target",
-            lambda c: c.lr_scheduler.name in ("constant", "linear", "cosine", "warmup_decay"),
-            "belongs to a learning rate of your own",
-            "{lr_scheduler.name} is one of the runner's",
-            fix="lr_scheduler=mine",
-            when=lambda c: c.lr_scheduler.target is not None,
-        ),
-        Row(
-            "lr_scheduler.kwargs",
-            lambda c: bool(c.lr_scheduler.kwargs),
-            "belong to a target",
-            "No function of yours is asked",
-            fix=lambda c: "lr_scheduler.kwargs={}",  # braces in a plain text would name a fact
-            when=lambda c: c.lr_scheduler.target is None,
-        ),
+        *of_own("lr_scheduler", "a learning rate", ("constant", "linear", "cosine", "warmup_decay")),
         *(
             belongs(
                 f"lr_scheduler.{key}",

@@ -21,6 +21,7 @@ from runner.config.rules.values import (
     at_least,
     is_given,
     not_negative,
+    of_own,
     one_of,
     optional_target,
     rule_of,
@@ -299,22 +300,7 @@ _PARALLELISM: Table[RunConfig] = Table(
             fix="parallelism=auto",
         ),
         *optional_target("planner.target"),
-        Row(
-            "planner.target",
-            lambda c: c.planner.name in KNOWN_NAMES["planner"],
-            "belongs to a planner of your own",
-            "{planner.name} is one of the runner's",
-            fix="planner=mine",
-            when=lambda c: c.planner.target is not None,
-        ),
-        Row(
-            "planner.kwargs",
-            lambda c: bool(c.planner.kwargs),
-            "belong to a target",
-            "No function of yours is asked",
-            fix=lambda c: "planner.kwargs={}",  # braces in a plain text would name a fact
-            when=lambda c: c.planner.target is None,
-        ),
+        *of_own("planner", "a planner", KNOWN_NAMES["planner"]),
         Row(
             "parallelism.free",
             lambda c: c.parallelism.free is not None and c.parallelism.name != "auto",
@@ -415,22 +401,7 @@ _PREDICTION: Table[RunConfig] = Table(
     "Predicted weights",
     (
         *where(lambda c: is_given(c, "weight_prediction.gap"), not_negative("weight_prediction.gap")),
-        Row(
-            "weight_prediction.target",
-            lambda c: c.weight_prediction.name in PREDICTIONS,
-            "belongs to a prediction of your own",
-            "{weight_prediction.name} is one of the runner's",
-            fix="weight_prediction=mine",
-            when=lambda c: c.weight_prediction.target is not None,
-        ),
-        Row(
-            "weight_prediction.kwargs",
-            lambda c: bool(c.weight_prediction.kwargs),
-            "belong to a target",
-            "No function of yours is asked",
-            fix=lambda c: "weight_prediction.kwargs={}",  # braces in a plain text would name a fact
-            when=lambda c: c.weight_prediction.target is None,
-        ),
+        *of_own("weight_prediction", "a prediction", PREDICTIONS),
         Computed(
             "weight_prediction.target",
             lambda c: target_problems(c.weight_prediction),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from runner.config.compose.shape import MISSING
@@ -20,6 +20,7 @@ __all__ = [
     "belongs",
     "is_given",
     "not_negative",
+    "of_own",
     "one_of",
     "optional_target",
     "positive",
@@ -64,6 +65,35 @@ def not_negative(path: str) -> Row[RunConfig]:
         return value is not None and not (value >= 0 and math.isfinite(value))
 
     return Row(path, breaks, "must be a finite number, 0 or above", fix=f"{path}=0")
+
+
+def of_own(section: str, what: str, known: Collection[str]) -> tuple[Row[RunConfig], ...]:
+    """The rules of ``target`` and ``kwargs`` of a section that may name the user's own kind.
+
+    Args:
+        section: its name.
+        what: the kind, with its article.
+        known: the names of the runner's own ones, which have no target.
+    """
+    target, kwargs, name = f"{section}.target", f"{section}.kwargs", f"{section}.name"
+    return (
+        Row(
+            target,
+            lambda c: value_at(c, name) in known,
+            f"belongs to {what} of your own",
+            f"{{{name}}} is one of the runner's",
+            fix=f"{section}=mine",
+            when=lambda c: is_given(c, target),
+        ),
+        Row(
+            kwargs,
+            lambda c: bool(value_at(c, kwargs)),
+            "belong to a target",
+            "No function of yours is asked",
+            fix=lambda c: f"{kwargs}={{}}",  # braces in a plain text would name a fact
+            when=lambda c: not is_given(c, target),
+        ),
+    )
 
 
 def rule_of(section: str, option: Option) -> Iterator[Row[RunConfig]]:
