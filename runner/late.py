@@ -1,7 +1,8 @@
 """Imports packages when they are first used, where others import them early and most runs never use them.
 
 Lightning imports torch's compiler for one class, and torchmetrics for two; torchmetrics imports SciPy's signals,
-Matplotlib and Transformers for metrics that few runs have. Together they are more than half of a rank's start. After
+Matplotlib and Transformers for metrics that few runs have. Together they are more than half of a rank's start. A
+backward imports a library of algebra to compare two sizes that are numbers. After
 :func:`import_late`, such a package is an empty module at first. It answers for the few names that Lightning and torch's
 optimizers ask of it, and becomes the whole package as soon as anything else is asked, by whomever.
 """
@@ -101,12 +102,12 @@ class _LateFinder(MetaPathFinder):
 
 
 def import_late() -> None:
-    """Import torch's compiler, torchmetrics and its plots late in this process, if they are not imported yet.
+    """Import torch's compiler and symbols, torchmetrics and its plots late in this process, if they are not there yet.
 
     Nothing is imported here. Call it before Lightning is imported, in processes that belong to the runner.
     """
     if not any(isinstance(finder, _LateFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _LateFinder([_COMPILER, _METRICS, _PLOTS]))
+        sys.meta_path.insert(0, _LateFinder([_COMPILER, _SHAPES, _METRICS, _PLOTS]))
 
 
 def _complete(module: ModuleType | None) -> None:
@@ -172,6 +173,24 @@ def _hide_from_compiler(function: Callable[..., Any], recursive: bool = True, **
     return hidden
 
 
+def _sizes_equal(one: Any, other: Any) -> Any:
+    """Like ``symbolic_shapes.sym_eq``, without symbols for sizes that are numbers."""
+    if all(type(each) is int for sizes in (one, other) if isinstance(sizes, tuple) for each in sizes):
+        return one == other
+    return _whole_shapes().sym_eq(one, other)
+
+
+def _expect_true(condition: Any) -> Any:
+    """Like ``symbolic_shapes.expect_true``, without symbols for a condition that is known."""
+    return condition if isinstance(condition, bool) else _whole_shapes().expect_true(condition)
+
+
+def _whole_shapes() -> Any:
+    shapes = importlib.import_module(_SHAPES.name)
+    _complete(shapes)
+    return shapes
+
+
 def _plot(*args: Any, **kwargs: Any) -> Any:
     """Like torchmetrics' function of this name, which needs Matplotlib."""
     plots = importlib.import_module("torchmetrics.utilities.plot")
@@ -196,6 +215,10 @@ _COMPILER = _LatePackage(
         "trace_rules": _value(SimpleNamespace(clear_lru_cache=lambda: None)),  # the first process group clears it
     },
     parts=("config",),  # each mode of fake tensors reads it
+)
+_SHAPES = _LatePackage(
+    "torch.fx.experimental.symbolic_shapes",
+    early={"sym_eq": _value(_sizes_equal), "expect_true": _value(_expect_true)},  # each backward compares sizes
 )
 _METRICS = _LatePackage(
     "torchmetrics",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from runner import late
 
@@ -99,3 +102,31 @@ def test_a_function_is_hidden_from_the_compiler_once(monkeypatch: pytest.MonkeyP
 
     assert [before, hidden(-2), hidden(-3)] == [1, 20, 30]
     assert asked == [(abs, False, {"wrapping": False})]
+
+
+def test_a_backward_compares_sizes_without_symbols_until_there_are_any() -> None:
+    one, other = torch.Size([2, 3]), torch.Size([2, 4])
+    assert late._expect_true(late._sizes_equal(one, torch.Size([2, 3]))) is True
+    assert late._expect_true(late._sizes_equal(one, other)) is False
+
+    size = ShapeEnv().create_unbacked_symint()
+    assert late._expect_true(late._sizes_equal((size, 3), (size, 3)))
+    assert not late._expect_true(late._sizes_equal((size, 3), (size, 4)))
+
+
+def test_a_command_that_runs_backwards_imports_no_algebra() -> None:
+    code = """
+import sys, torch
+from runner.late import import_late
+import_late()
+weight = torch.ones(3, requires_grad=True)
+torch.autograd.backward([weight * 2], [torch.ones(3)])
+assert weight.grad.tolist() == [2, 2, 2] and "sympy" not in sys.modules
+try:
+    torch.autograd.backward([weight * 2], [torch.ones(4)])
+except RuntimeError as error:
+    assert "Mismatch in shape" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

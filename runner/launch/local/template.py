@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -62,6 +63,7 @@ def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
         return
     orders, descriptors = received
     os.environ.update(orders.environment)
+    gc.freeze()  # the ranks' collections then leave alone what was imported here, and the pages that it is on
     for rank in range(orders.count):
         if os.fork() == 0:
             run_dir = Path(orders.run_dir)
