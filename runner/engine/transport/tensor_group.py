@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +16,8 @@ from runner.engine.transport.counting import SentBytes
 __all__ = ["TensorGroup"]
 
 _PAIR = 2
+_YIELDS, _MOST_PAUSES, _PAUSE_SECONDS = 10, 10_000, 1e-4
+"""Ways to let a thread of Gloo have this core; the pauses have an end, should somebody else have the tensor, too."""
 
 
 class TensorGroup:
@@ -47,12 +51,13 @@ class TensorGroup:
     def all_reduce(self, value: Tensor) -> Tensor:
         if self._in_order:
             return self._all_reduced_in_order(value)
-        total = value.clone(memory_format=torch.contiguous_format)
-        self._count(2 * total.nbytes)
-        handle = self._transport.all_reduce(total, self._ranks)
+        given = [value.clone(memory_format=torch.contiguous_format)]
+        self._count(2 * given[0].nbytes)
+        handle = self._transport.all_reduce(given[0], self._ranks)
         with self._transport.aside():
             handle.wait()
-        return total
+        del handle
+        return _let_go(given)[0]
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         self._count(len(self._ranks) * value.nbytes)
@@ -115,12 +120,35 @@ class TensorGroup:
         return received
 
     def _gathered(self, value: Tensor) -> list[Tensor]:
-        gathering = self._transport.start_all_gather(value.contiguous(), self._ranks)
+        given = [value.contiguous().detach()]  # a tensor of its own, which nothing else has
+        gathering = self._transport.start_all_gather(given[0], self._ranks)
         with self._transport.aside():
-            return gathering.wait()
+            parts = gathering.wait()
+        del gathering
+        _let_go(given)
+        return _let_go(parts)
 
     def _count(self, num_bytes: float) -> None:
         """Count a collective of so many bytes in a ring, in which each rank sends all parts of them but one."""
         if self.counts:
             parts = len(self._ranks)
             self.sent.add((parts - 1) / parts * num_bytes, parts - 1)
+
+
+def _let_go(given: list[Tensor]) -> list[Tensor]:
+    """Aliases of the tensors of a collective that is done, when its threads have none of them any more.
+
+    Gloo's thread drops them after it has told that all is done, and needs Python's lock for that. Where it must wait,
+    they would be alive beyond their last use, and a rank would need more memory than its plan says.
+
+    Args:
+        given: the tensors, which nothing else has; it is emptied.
+    """
+    aliases, watched = [tensor.detach() for tensor in given], [weakref.ref(tensor) for tensor in given]
+    given.clear()
+    for each in watched:
+        for times in range(_MOST_PAUSES):
+            if each() is None:
+                break
+            time.sleep(0 if times < _YIELDS else _PAUSE_SECONDS)
+    return aliases
