@@ -187,6 +187,8 @@ COMBINED: list[dict[str, Any]] = [
     {"weight_prediction.preset": "xpipe", "weight_prediction.gap": 1.0},
     {"weight_prediction.name": "momentum", "weight_prediction.target": "nowhere:ahead"},
     {"weight_prediction.kwargs": {"share": 1}, "offload.kwargs": {"share": 1}},
+    {"offload.activations": "all", "offload.kwargs": {"share": 1}}, {"schedule.kwargs": {"a": 1}},
+    {"schedule.name": "gpipe", "schedule.target": "a:b"},
     {"offload.target": "nowhere:moves"}, {"offload.target": "nowhere:moves", "offload.activations": "mine"},
     {"model.pretrained_strict": False, "model.pretrained_names": "names.yaml"},
     {"adapter.rank": 4, "adapter.alpha": 8.0, "adapter.dropout": 0.1, "adapter.targets": ["q_proj"]},

@@ -137,7 +137,7 @@ MEMORY: Table[RunConfig] = Table(
             "belong to a target",
             "{offload.name} is no function of yours",
             fix=lambda c: "offload.kwargs={}",  # braces in a plain text would name a fact
-            when=lambda c: c.offload.target is None and c.offload.activations == c.offload.weights == "none",
+            when=lambda c: c.offload.target is None,
         ),
         Computed("offload.target", lambda c: target_problems(c.offload), "must be what its own key says"),
         Row(

@@ -32,6 +32,7 @@ from runner.config.units import parse_bytes
 from runner.errors import Problem, did_you_mean
 from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, target_problems
+from runner.schedule.catalogue.registry import NAMES as SCHEDULES
 from runner.schedule.catalogue.registry import OPTIONS
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
@@ -331,6 +332,7 @@ _PARALLELISM: Table[RunConfig] = Table(
 _SCHEDULE: Table[RunConfig] = Table(
     "Schedule",
     (
+        *of_own("schedule", "a schedule", (*SCHEDULES, "auto")),
         at_least("schedule.microbatches", 1),
         at_least("schedule.chunks", 1),
         *(rule for owners in OPTIONS.values() for rule in rule_of("schedule", next(iter(owners.values())))),
