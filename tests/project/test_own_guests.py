@@ -14,6 +14,7 @@ import subprocess
 import sys
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,10 @@ from torch.nn import functional
 
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
+from runner.engine.transport.alone import AloneTransport
 from runner.errors import RequestError
 from runner.optim.catalogue.prediction import Moment, OwnFormula
-from runner.optim.catalogue.registry import optimizer_of
+from runner.optim.catalogue.registry import compression_of, optimizer_of
 from runner.optim.learning_rate import learning_rate, peak_rate
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
@@ -433,6 +435,12 @@ def test_the_documents_own_guests_are_some(
     words = ["lr_scheduler=plateau", "lr_scheduler.kwargs.decay=0.5", "optimizer.lr=0.4", "trainer.max_steps=8"]
     rate = learning_rate((rates := resolve(words)).lr_scheduler, peak_rate(rates), rates.trainer.max_steps)
     assert [rate(step) for step in (0, 2, 4, 6, 7, 8)] == pytest.approx([0.4 / 3, 0.4, 0.4, 0.2, 0.1, 0.1])
+    section = resolve(["compression=rounded", "compression.kwargs.digits=1"]).compression
+    made = compression_of(section).make
+    gradients: Any = SimpleNamespace(flats=[torch.tensor([0.26, -0.11, torch.inf])], start_sum=lambda *_: [])
+    assert made is not None
+    assert made(section, gradients).start(gradients, AloneTransport(torch.device("cpu")), (0, 1)) == []
+    assert gradients.flats[0].tolist() == pytest.approx([0.3, -0.1, torch.inf])
     own = schedule_of(config)
     assert (own.name, own.ranks, own.microbatches) == ("pairs", 3, 6)
     for words in (["offload=every_second"], ["offload=largest"], ["weight_prediction=ahead", *MOMENTUM]):
