@@ -447,6 +447,8 @@ def test_the_documents_own_guests_are_some(
         gap = ["weight_prediction.gap=1"] if "weight_prediction=ahead" in words else []
         assert main(["plan", *LAYOUT, *words, *gap, "--json"]) == 0
     capsys.readouterr()
+    assert main(["verify", "model=scaled", "data.batch_size=4", *LAYOUT[1:], "--steps", "2"]) == 0
+    assert "bit for bit" in capsys.readouterr().out
     assert main(["plan", "model=gpt", "hardware=a100_80gb", *EVENLY, "--json"]) == 0
     layout = json.loads(capsys.readouterr().out)["layout"]
     assert (layout["pipeline"], layout["data"]) == (2, 2)
