@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends import cuda
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
@@ -16,10 +16,14 @@ from runner.errors import Problem, RequestError
 
 __all__ = ["Attention"]
 
-_BACKENDS = {
-    "eager": [SDPBackend.MATH],
-    "fused": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
+_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
 }
+"""Whether torch may take this means, on any device, and what says it."""
+_OPERATORS = {"eager": ("math",), "fused": ("flash", "efficient", "cudnn")}
 _ATTENTION = (scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 _NONE = "No available kernel"  # how torch begins to say it
 
@@ -58,20 +62,24 @@ class Attention:
         return run
 
     def _chosen(self) -> AbstractContextManager[None]:
-        return _only(_BACKENDS[self._attention])
+        return _only(_OPERATORS[self._attention])
 
 
 class _Choice:
-    """Torch's choice is one for all threads of a process: the first that computes limits it, and the last frees it."""
+    """Torch's choice is one for all threads of a process: the first that computes limits it, and the last frees it.
+
+    So it cannot be torch's own context, which a thread must leave that has entered it.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._users, self._held = threading.Lock(), 0, ExitStack()
+        self._lock, self._users, self._before = threading.Lock(), 0, dict[str, bool]()
 
     @contextmanager
-    def limited(self, backends: list[SDPBackend]) -> Iterator[None]:
+    def limited(self, operators: Collection[str]) -> Iterator[None]:
         with self._lock:
             if self._users == 0:
-                self._held.enter_context(sdpa_kernel(backends))
+                self._before = {name: is_on() for name, (is_on, _) in _SWITCHES.items()}
+                _switch({name: name in operators for name in _SWITCHES})
             self._users += 1
         try:
             yield
@@ -79,7 +87,12 @@ class _Choice:
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
-                    self._held.close()
+                    _switch(self._before)
+
+
+def _switch(wanted: Mapping[str, bool]) -> None:
+    for name, (_, switch) in _SWITCHES.items():
+        switch(wanted[name])
 
 
 _only = _Choice().limited
