@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
 import logging
 import os
@@ -27,6 +25,7 @@ from runner.errors import (
     did_you_mean,
 )
 from runner.late import import_late
+from runner.launch.processes.leaving import leave, wait_for_threads
 from runner.launch.processes.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 from runner.noise import hide_noise
 from runner.printable import PrintableLines, printable
@@ -51,7 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process belongs to this command
         guard_streams()
         import_late()
-        atexit.register(gc.freeze)  # what is left at the end need not be searched for cycles, a tenth of a plan's work
         if line[:1] == [_TRAIN]:
             listen_for_stops()
     try:
@@ -59,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if argv is None:
             _end_in_time(status)
+            wait_for_threads()
+            leave(status)
         return status
     except RunnerError as error:
         return _explain(error)

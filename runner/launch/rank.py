@@ -7,11 +7,9 @@ process can take the port in between.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -25,6 +23,7 @@ from runner.errors import EXIT_PREEMPTED
 from runner.late import import_late
 from runner.launch.failure import RankFailure, error_file, log_file
 from runner.launch.processes.handed_over import REPORTS_VARIABLE, hand_over
+from runner.launch.processes.leaving import leave
 from runner.launch.processes.meeting import MEETING_VARIABLE, meet, of_this_run
 from runner.launch.processes.stops import ignore_preemption
 from runner.launch.processes.supervise import Endings, die_with_parent
@@ -41,7 +40,6 @@ __all__ = [
     "TORCHRUN_VARIABLE",
     "TRAIN_ENTRY",
     "RankEntry",
-    "leave",
     "load_entry",
     "main",
     "open_store",
@@ -206,21 +204,6 @@ def uses_cuda(config: RunConfig) -> bool:
     from runner.model.device import device_type
 
     return device_type(config) == "cuda"
-
-
-def leave(status: int) -> NoReturn:
-    """End the process without the interpreter's own teardown.
-
-    In that teardown, threads of torch's communication sometimes abort although all work is done (see
-    :func:`runner.engine.transport.processes.destroy_process_groups`), and after a failure they may wait for peers that
-    have ended. Functions that others registered for the end of the process are still called.
-    """
-    atexit._run_exitfuncs()
-    for child in multiprocessing.active_children():
-        child.terminate()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def run(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> NoReturn:

@@ -16,8 +16,9 @@ from runner.launch.failure import unwritable
 from runner.launch.local.forked import Spare
 from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
 from runner.launch.mpi import become_rank, num_ranks
+from runner.launch.processes.leaving import leave
 from runner.launch.processes.stops import end_undisturbed, signal_of
-from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
+from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
 from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.run.lock import take_directory
 from runner.launch.run.memory_advice import advise

@@ -145,3 +145,25 @@ def test_a_sleeping_exit_function_does_not_keep_the_command(project: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "exit functions did not end within 0.2 s" in done.stderr
     assert left_behind(project) == []
+
+
+AT_END = """
+import atexit, sys, threading, time
+import runner.cli.main as command
+def later():
+    time.sleep(0.3)
+    print("thread ended")
+atexit.register(print, "exit function called")
+threading.Thread(target=later).start()
+sys.argv[1:] = ["--version"]
+command.main()
+print("never printed")
+"""
+
+
+def test_threads_and_exit_functions_end_before_the_command(project: Path) -> None:
+    """The command leaves out the interpreter's teardown, and nothing else."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", AT_END], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [runner.__version__, "thread ended", "exit function called"]
+    assert not done.stderr

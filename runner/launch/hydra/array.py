@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
-from runner.launch.rank import leave
+from runner.launch.processes.leaving import leave
 from runner.launch.slurm.ended import SETTLED, complete_record
 from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.step import without_job

@@ -16,7 +16,8 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_WRONG_REQUEST, RunnerError, raise_problems
 from runner.launch.attach import grace_problems, run_attached, world_size_problems
 from runner.launch.failure import status_of
-from runner.launch.rank import TRAIN_ENTRY, leave
+from runner.launch.processes.leaving import leave
+from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.lock import InUseError
 from runner.launch.run.prepare import CONFIG_FILE
 from runner.launch.slurm.step import Step, current_step
