@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from runner.launch.local.allocator import KEEP_FREED_MEMORY
-from runner.launch.rank import leave
+from runner.launch.processes.leaving import leave
 
 __all__ = ["run_ranks"]
 
