@@ -26,7 +26,8 @@ class Row:
         schedule: its name.
         chunks: per rank.
         printed: bubble ratio and activations in the survey's table; empty where it has no such row.
-        condition: when the printed or the closed form holds.
+        condition: when the printed or the closed form holds, or why there is none; the table prints it, so that it must
+            not be empty.
         variant: ``schedule.variant``.
         ticks: where the survey's table sees extra memory (besides activations), computation, communication; None
             where it has no such row.
@@ -40,6 +41,13 @@ class Row:
     variant: str | None = None
     ticks: tuple[bool, bool, bool] | None = None
     undecided: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.condition:
+            raise ValueError(
+                f"the row {self.label} must have its condition, which the table prints: when its form holds, or why it "
+                f'has none, as in Row("{self.schedule}", {self.chunks}, condition="Greedy: no closed form.")'
+            )
 
     @property
     def label(self) -> str:

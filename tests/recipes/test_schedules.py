@@ -42,7 +42,11 @@ def test_every_schedule_of_this_kind_is_a_row() -> None:
     flushed = {name for name, spec in SPECS.items() if not spec.by_plan and spec.kind == "synchronous"}
     ours = flushed - {"from_file", "pipefisher"}
     assert {row.schedule for row in ROWS} == ours, "a new schedule is a row of recipes/schedules/rows.py"
-    assert all(row.condition for row in ROWS)
+
+
+def test_a_row_without_its_condition_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="the row fifo, v = 2 must have its condition, which the table prints"):
+        Row("fifo", 2)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
