@@ -10,6 +10,7 @@ from typing import Any
 import plain_compressors
 import pytest
 import torch
+from compressor_keys import examples_of, section_with
 from torch import Tensor
 
 from runner.config.schema import CompressionConfig
@@ -21,9 +22,7 @@ from runner.optim.compression.rounds import Compress, Exchanged, Kept, Parts, Ro
 
 SHAPES = [(6, 5), (7,), (4, 3, 2), (1,)]
 KEYS: dict[str, dict[str, Any]] = {
-    name: {key: values[0] for key, values in kind.examples.items()}
-    for name, kind in COMPRESSORS.items()
-    if kind.compress is not None
+    name: examples_of(kind) for name, kind in COMPRESSORS.items() if kind.compress is not None
 } | {
     "topk": {"density": 0.3}, "randomk": {"density": 0.3}, "qsgd": {"levels": 7}, "powersgd": {"rank": 1},
     "gradzip": {"rank": 1},
@@ -36,7 +35,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 def section_of(name: str, **keys: Any) -> CompressionConfig:
-    return CompressionConfig(name=name, **{**KEYS.get(name, {}), **keys})
+    return section_with(COMPRESSORS[name], **{**KEYS.get(name, {}), **keys})
 
 
 def compress_of(name: str, *, feedback: bool, **keys: Any) -> Compress:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from compressor_keys import examples_of, section_with
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import CompressionConfig, OptimizerConfig
@@ -168,6 +169,14 @@ def test_compression_none_is_a_kind_as_well() -> None:
     assert isinstance(kind, CompressionKind)
     assert kind.bytes_in_a_step(Wire(CompressionConfig(), [(10, 10)], 4, 4)) == 600.0
     assert not kind.has_residuals(CompressionConfig())
+
+
+def test_examples_of_a_compressors_own_keys_are_given_in_kwargs() -> None:
+    examples = {"factor": (0.5, 1.0), "rank": (2,)}
+    kind = CompressionKind(name="new", description="", keys={"factor": 1.0}, reads=("rank",), examples=examples)
+    assert [kind.place_of(key) for key in examples] == ["kwargs.factor", "rank"]
+    section = section_with(kind, **examples_of(kind))
+    assert (kind.settings(section), section.rank) == ({"factor": 0.5}, 2)
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name != "custom"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
+from compressor_keys import examples_of, section_with
 
 from runner.config.schema import RunConfig
 from runner.engine.transport.base import Gathering, Handle, Transport
@@ -27,10 +28,7 @@ ELEMENTS = sum(map(prod, SHAPES))
 
 def config_of(kind: CompressionKind, *, replicas: int = 3) -> RunConfig:
     config = RunConfig()
-    config.parallelism.data, config.compression.name = replicas, kind.name
-    examples: Mapping[str, Sequence[Any]] = kind.examples
-    for key, values in examples.items():
-        setattr(config.compression, key, values[0])
+    config.parallelism.data, config.compression = replicas, section_with(kind, **examples_of(kind))
     return config
 
 

@@ -226,7 +226,7 @@ def _compressed(drawn: _Draw) -> None:
         return
     kind = COMPRESSORS[drawn.of([name for name in COMPRESSORS if name not in ("none", "custom")])]
     drawn.words["compression"] = kind.name
-    drawn.examples("compression", kind.examples)
+    drawn.examples("compression", {kind.place_of(key): values for key, values in kind.examples.items()})
     if drawn.often(0.3):
         drawn.words["compression.start_step"] = "1"
     if drawn.often(0.3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from compressor_keys import examples_of
 from draws import option_of
 from oracles import check
 from test_found import Found
@@ -35,7 +36,8 @@ def _requests() -> Iterator[tuple[str, str]]:
         if name.startswith("weights_") or name.startswith("activations_") and not (found and found.searches):
             yield f"offload={name}", ""
     for name in option_of("compression"):
-        examples = [f"compression.{key}={values[0]}" for key, values in COMPRESSORS[name].examples.items()]
+        kind = COMPRESSORS[name]
+        examples = [f"compression.{kind.place_of(key)}={value}" for key, value in examples_of(kind).items()]
         yield f"compression={name}", " ".join(["parallelism.data=2", *examples])
     for name in option_of("weight_prediction"):
         yield f"weight_prediction={name}", f"weight_prediction.gap=1 {_fitting_optimizer(name)}"

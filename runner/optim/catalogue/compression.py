@@ -62,7 +62,7 @@ class CompressionKind:
             fed back; it imports what it needs itself. Residuals, plain first steps and checkpoints are there already.
         keys: the keys that ``compression.kwargs`` may hold, with their defaults; None: the arguments of a function.
         reads: the keys of the section that it needs besides those of every compressor.
-        examples: some legal values of these keys; tests draw from them.
+        examples: some legal values of keys that it reads, and of its own; tests draw from them.
         element_bytes: bytes to which it narrows each element; gradients must be wider. None: it does something else.
         feeds_back: whether residuals are fed back if ``compression.error_feedback`` does not say it; only with
             ``compress``.
@@ -87,6 +87,10 @@ class CompressionKind:
     def settings(self, section: CompressionConfig) -> dict[str, Any]:
         """The section's keys, with defaults for keys that it does not give."""
         return {**(self.keys or {}), **section.kwargs}
+
+    def place_of(self, key: str) -> str:
+        """Where a request gives a key, below ``compression.``: the compressor's own are in ``kwargs``."""
+        return f"kwargs.{key}" if key in (self.keys or {}) else key
 
     def reducer(self, section: CompressionConfig, gradients: StageGradients) -> Reducer:
         """Make what sums the gradients of one stage."""
