@@ -100,6 +100,7 @@ def profile_model(config: RunConfig, on_fake_tensors: FakedProfiler | None = Non
     """
     with telling_model_problems(config), _telling_another_format(config):
         try_optimizer(config)
+        compression_of(config.compression).try_reducer(config.compression)
         return cached_profile(config, partial(_profile_model, on_fake_tensors or _apart))
 
 

@@ -17,6 +17,7 @@ from runner.config.schema import CompressionConfig
 from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.gradients import StageGradients
+from runner.engine.update.own_reducer import OwnReducer
 from runner.engine.update.reducer import LocalGradients, PlainSum
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import compression_of
@@ -198,7 +199,8 @@ def test_a_stage_has_a_reducer_of_its_own_whose_saved_state_is_a_copy() -> None:
         engine.drain()
         assert_same({name: entry["left"] for name, entry in kept["states"].items()}, before)
         (stage,) = engine.stages
-        return sorted(kept["states"]), isinstance(engine.gradients[stage].reducer, HalvedSums)
+        reducer = engine.gradients[stage].reducer
+        return sorted(kept["states"]), isinstance(reducer, OwnReducer) and isinstance(reducer.inner, HalvedSums)
 
     found = run_ranks(4, run)
     assert [names for names, _ in found] == [["0.bias", "0.weight"]] * 2 + [["2.bias", "2.weight"]] * 2

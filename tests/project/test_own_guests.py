@@ -110,6 +110,10 @@ def sums(gradients):
     return Sums(gradients)
 
 
+def no_sums(gradients, share=1.0):
+    return 3
+
+
 def every_second(stage, first=0):
     """What every second layer saves is moved."""
     return stage.indices[first::2]
@@ -146,6 +150,7 @@ BESIDE = {
 }
 LAYOUT = ("model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4")
 EVENLY = ("parallelism=auto", "parallelism.ranks=4", "planner=evenly", "data.batch_size=16")
+NO_SUMS = ("compression=toy", "compression.target=toys:no_sums", "parallelism.data=2")
 MOMENTUM = ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05")
 
 
@@ -385,6 +390,16 @@ def test_gradients_are_taken_at_weights_of_ones_own_prediction(folder: Path) -> 
             "weight_prediction.target = toys:ahead: belongs to a prediction of your own. momentum is one",
         ),
         (["weight_prediction.kwargs.share=1"], "weight_prediction.kwargs = {'share': 1}: belong to a target."),
+        (
+            [*NO_SUMS, "compression.kwargs.shar=1"],
+            "compression.kwargs = {'shar': 1}: must be arguments of toys:no_sums. Got an unexpected keyword argument "
+            "'shar'. Try compression.kwargs.share=1.",
+        ),
+        (
+            [*NO_SUMS, "compression.kwargs.share=1"],
+            "compression.target = toys:no_sums: must return a Reducer (runner.engine.update.reducer). It returned a "
+            "value of the class int, which has no start, settle, state_dict, load_state_dict.",
+        ),
     ],
 )
 def test_a_wrong_choice_of_ones_own_is_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,29 @@ class CompressionKind:
         return f"kwargs.{key}" if key in (self.keys or {}) else key
 
     def reducer(self, section: CompressionConfig, gradients: StageGradients) -> Reducer:
-        """Make what sums the gradients of one stage."""
+        """Make what sums the gradients of one stage.
+
+        Raises:
+            RequestError: a user's own function or kind does not make it.
+        """
+        if section.target is None:
+            return self._made(section, gradients)
+        from runner.engine.update.own_reducer import own_reducer
+
+        return own_reducer(section.target, partial(self._made, section), gradients)
+
+    def try_reducer(self, section: CompressionConfig) -> None:
+        """Make the reducer of a user's own once, for small tensors.
+
+        Raises:
+            RequestError: the user's function or kind does not make it.
+        """
+        if section.target is not None:
+            from runner.engine.update.own_reducer import try_reducer
+
+            try_reducer(section.target, partial(self._made, section))
+
+    def _made(self, section: CompressionConfig, gradients: StageGradients) -> Reducer:
         if self.compress is None:
             assert self.make is not None
             return self.make(section, gradients)

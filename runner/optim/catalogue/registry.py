@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from runner.config.schema import CompressionConfig, OptimizerConfig, WeightPredictionConfig
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, did_you_mean
 from runner.optim.catalogue import compressors, optimizers, predictions
 from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.found import find_kinds
@@ -66,7 +66,7 @@ def compression_of(section: CompressionConfig) -> CompressionKind:
     """The compressor that the section chooses; ``target`` may name a :class:`CompressionKind`, or a reducer's maker.
 
     Raises:
-        RequestError: no kind has that name, or its target cannot be imported.
+        RequestError: no kind has that name, or its target cannot be imported, or does not take the arguments.
     """
     if section.name in COMPRESSORS:
         return COMPRESSORS[section.name]
@@ -75,6 +75,7 @@ def compression_of(section: CompressionConfig) -> CompressionKind:
     found = _imported("compression.target", section.target, CompressionKind)
     if isinstance(found, CompressionKind):
         return replace(found, name=section.name)
+    _refuse_arguments("compression", section.target, found, section.kwargs)
     return CompressionKind(name=section.name, description=found.__doc__ or "", make=partial(_call, found), keys=None)
 
 
@@ -82,7 +83,7 @@ def prediction_of_users(section: WeightPredictionConfig) -> PredictionKind:
     """The prediction that ``target`` names: a :class:`PredictionKind`, or a function of a weight's :class:`Moment`.
 
     Raises:
-        RequestError: the target cannot be imported.
+        RequestError: the target cannot be imported, or does not take the arguments.
     """
     assert section.target is not None
     assert section.name is not None  # the section names what has a target
@@ -90,11 +91,7 @@ def prediction_of_users(section: WeightPredictionConfig) -> PredictionKind:
     found = formula.found()
     if isinstance(found, PredictionKind):
         return replace(found, name=section.name, predict=formula)
-    try:
-        inspect.signature(found).bind(None, **section.kwargs)
-    except TypeError as error:  # else a rank would be the first to call it
-        rule, why = f"must be arguments of {section.target}", str(error).capitalize()
-        raise RequestError([Problem("weight_prediction.kwargs", section.kwargs, rule, why)]) from error
+    _refuse_arguments("weight_prediction", section.target, found, section.kwargs)
     return PredictionKind(name=section.name, description=found.__doc__ or "", predict=formula)
 
 
@@ -151,6 +148,29 @@ def _imported(path: str, target: str, kind: type) -> Any:
         return isinstance(found, kind) or callable(found)
 
     return import_named(path, target, what=f"function or {kind.__name__}", fits=fits)
+
+
+def _refuse_arguments(group: str, target: str, function: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse the ``kwargs`` of a section that are no arguments of its function, which is given one more before them."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # it is no function of Python's
+        return
+    try:
+        signature.bind(None, **kwargs)
+    except TypeError as error:  # else a rank would be the first to call it
+        rule, why = f"must be arguments of {target}", str(error).capitalize()
+        fix = _nearest_argument(group, kwargs, [*signature.parameters][1:])
+        raise RequestError([Problem(f"{group}.kwargs", dict(kwargs), rule, why, fix)]) from error
+
+
+def _nearest_argument(group: str, kwargs: Mapping[str, Any], arguments: Sequence[str]) -> str:
+    """An override with the argument that is meant by a key which is none; empty if none is near."""
+    for key, value in kwargs.items():
+        near = did_you_mean(key, (name for name in arguments if name not in kwargs))
+        if key not in arguments and near is not None:
+            return f"{group}.kwargs.{near}={value}"
+    return ""
 
 
 def _call(function: Any, section: CompressionConfig, gradients: Any) -> Any:
