@@ -30,7 +30,7 @@ from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.memory.stage_arena import arena_notes, stage_arena
 from runner.plan.part_notes import part_notes
-from runner.plan.reductions import reductions, sent_bytes, with_compression
+from runner.plan.reductions import reduction_notes, reductions, sent_bytes, with_compression
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
 from runner.plan.search.advice import Comparison, compare_without_pipeline, misfit
@@ -410,6 +410,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePre
         *varying_size_notes(draft.profile),
         *part_notes(draft.profile, draft.layout.tensor, ranks_of_node(draft.config.hardware), draft.network),
         *kept,
+        *reduction_notes(draft.config),
         *host_notes(draft, stages, time, host_activation_bytes(draft, stages.figures)),
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),

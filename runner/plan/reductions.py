@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from runner.config.precision import weight_widths
@@ -16,7 +16,7 @@ from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Schedule
 
-__all__ = ["Reduction", "compressing_bytes", "reductions", "sent_bytes", "with_compression"]
+__all__ = ["Reduction", "compressing_bytes", "reduction_notes", "reductions", "sent_bytes", "with_compression"]
 
 _TEMPORARIES = 4
 """Copies of a stage's gradients in fp32 while they are compressed, if a profile does not say it: values, message, sum,
@@ -49,6 +49,19 @@ def reductions(
     """The sum of each stage's own gradients; weights of several stages are not among them."""
     kind = compression_of(config.compression)
     return [_reduction(config, kind, profile, stage, _copies(config, schedule, at)) for at, stage in enumerate(figures)]
+
+
+def reduction_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a note about what is not counted of a reducer that a user's own function or kind makes."""
+    kind = compression_of(config.compression)
+    if config.compression.target is None or kind.compress is not None:
+        return
+    keeps = "" if kind.state_bytes is not None else "keeps from step to step and "
+    remedy = "compress" if kind.state_bytes is not None else "compress, or with state_bytes for what it keeps"
+    yield (
+        f"compression={config.compression.name}: what its reducer {keeps}needs while it sums is not counted, so that "
+        f"ranks may need more memory than this: a CompressionKind with {remedy} is counted"
+    )
 
 
 def sent_bytes(

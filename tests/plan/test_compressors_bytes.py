@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 from typing import cast
@@ -10,15 +11,18 @@ from typing import cast
 import pytest
 import torch
 from compressor_keys import examples_of, section_with
+from halved_sums import KIND as HALVES
+from plan_profiles import layer, model
 
-from runner.config.schema import RunConfig
+from runner.config.schema import CompressionConfig, RunConfig
 from runner.engine.transport.base import Gathering, Handle, Transport
 from runner.engine.update.gradients import StageGradients
 from runner.model.live_tracker import LiveTracker
 from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.registry import COMPRESSORS
 from runner.optim.compression.rounds import GradientStep
-from runner.plan.reductions import Reduction, compressing_bytes
+from runner.plan.make import make_plan
+from runner.plan.reductions import Reduction, compressing_bytes, reduction_notes
 from runner.profiling.compression import compression_bytes
 
 KINDS = {name: kind for name, kind in COMPRESSORS.items() if kind.compress is not None and name != "custom"}
@@ -97,3 +101,32 @@ def test_stages_of_a_rank_compress_one_after_the_other() -> None:
     several = [Reduction(0.0, temporary_bytes=100, waiting_bytes=30), Reduction(0.0, temporary_bytes=60)]
     assert compressing_bytes(several) == 30 + 70
     assert compressing_bytes([]) == 0
+
+
+KEEPING = replace(HALVES, state_bytes=lambda section, shape: 4 * prod(shape))
+OF_ROUNDS = replace(COMPRESSORS["topk"], examples={})
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("halved_sums:by_function", "what its reducer keeps from step to step and needs while it sums is not counted"),
+        ("halved_sums:KIND", "what its reducer keeps from step to step and needs while it sums is not counted"),
+        (f"{__name__}:KEEPING", "what its reducer needs while it sums is not counted"),
+    ],
+)
+def test_a_plan_says_what_it_does_not_count_of_a_users_reducer(target: str, said: str) -> None:
+    config = RunConfig()
+    config.parallelism.data, config.compression = 2, CompressionConfig(name="mine", target=target)
+    (line,) = reduction_notes(config)
+    assert line.startswith(f"compression=mine: {said}, so that ranks may need more memory than this")
+    assert line in make_plan(config, model([layer(gradient_bytes=64), layer()])).advice
+
+
+def test_a_plan_counts_a_compressor_of_messages_whoever_wrote_it() -> None:
+    config = RunConfig()
+    for section in (CompressionConfig(), CompressionConfig(name="topk", density=0.5)):
+        config.compression = section
+        assert [*reduction_notes(config)] == []
+    config.compression = CompressionConfig(name="mine", target=f"{__name__}:OF_ROUNDS", density=0.5)
+    assert [*reduction_notes(config)] == []
