@@ -63,6 +63,7 @@ from runner.profiling.sizes import FormWatch, with_other_sizes
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 from runner.profiling.try_loss import try_loss
 from runner.profiling.try_optimizer import try_optimizer
+from runner.profiling.try_prediction import try_prediction
 
 __all__ = [
     "FakedProfiler",
@@ -101,7 +102,9 @@ def profile_model(config: RunConfig, on_fake_tensors: FakedProfiler | None = Non
     with telling_model_problems(config), _telling_another_format(config):
         try_optimizer(config)
         compression_of(config.compression).try_reducer(config.compression)
-        return cached_profile(config, partial(_profile_model, on_fake_tensors or _apart))
+        profile = cached_profile(config, partial(_profile_model, on_fake_tensors or _apart))
+        try_prediction(config, profile)
+        return profile
 
 
 def _apart(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:

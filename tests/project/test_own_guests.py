@@ -391,6 +391,15 @@ def test_gradients_are_taken_at_weights_of_ones_own_prediction(folder: Path) -> 
         ),
         (["weight_prediction.kwargs.share=1"], "weight_prediction.kwargs = {'share': 1}: belong to a target."),
         (
+            ["weight_prediction=ahead", "weight_prediction.target=toys:in_place", "weight_prediction.gap=1", *MOMENTUM],
+            "weight_prediction.target = toys:in_place: must leave the weight as it is. It changed the newest values",
+        ),
+        (
+            ["weight_prediction=ahead", "weight_prediction.gap=1", "optimizer=adamw"],
+            "weight_prediction.target = toys:ahead: must run with the arguments that it is given. Calling it raised "
+            "KeyError: 'momentum_buffer'",
+        ),
+        (
             [*NO_SUMS, "compression.kwargs.shar=1"],
             "compression.kwargs = {'shar': 1}: must be arguments of toys:no_sums. Got an unexpected keyword argument "
             "'shar'. Try compression.kwargs.share=1.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import OptimizerConfig
@@ -67,7 +67,10 @@ class OwnFormula:
         found = self.found()
         function: Any = found.predict if isinstance(found, PredictionKind) else found
         version = moment.weight._version
-        predicted: Tensor = call_named(_TARGET, self.target, function, moment, **self.kwargs)
+        try:
+            predicted: Tensor = call_named(_TARGET, self.target, function, moment, **self.kwargs)
+        except RequestError as error:
+            raise _with_states(error, moment) from error.__cause__
         if moment.weight._version != version:
             raise self._error("must leave the weight as it is", "It changed the newest values in place")
         if getattr(predicted, "shape", None) != moment.weight.shape:
@@ -89,6 +92,16 @@ class OwnFormula:
             return callable(found) or (isinstance(found, PredictionKind) and found.predict is not None)
 
         return import_named(_TARGET, self.target, what="function or PredictionKind", fits=fits)
+
+
+def _with_states(error: RequestError, moment: Moment) -> RequestError:
+    """The error of a user's function, and the states that there are if it is about one that there is not."""
+    cause, known = error.__cause__, [*moment.state, *moment.settings]
+    if not isinstance(cause, KeyError) or any(key in known for key in cause.args):
+        return error
+    states = ", ".join(map(str, moment.state))
+    told = f"The optimizer's states of a weight are {states}"
+    return RequestError([replace(problem, why=f"{problem.why}. {told}") for problem in error.problems])
 
 
 def _described(value: Any) -> str:
