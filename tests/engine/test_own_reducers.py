@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from runner.engine.transport.threads import AbortedError, ThreadTransport, run_ranks
+from runner.engine.transport.base import Handle, Transport, TransportAround
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.own_reducer import OwnReducer, own_reducer, try_reducer
 from runner.engine.update.reducer import PlainSum
@@ -43,7 +45,7 @@ def gradients_of_two() -> StageGradients:
     return StageGradients([("w", torch.nn.Parameter(torch.zeros(2)))])
 
 
-def a_step(reducer: Any, transport: ThreadTransport) -> list[float]:
+def a_step(reducer: Any, transport: Transport) -> list[float]:
     gradients = gradients_of_two()
     gradients.reducer = own_reducer(TARGET, lambda _: reducer, gradients)
     gradients.flats[0].fill_(1.0 + transport.rank)
@@ -78,18 +80,62 @@ def test_what_its_methods_do_wrong_names_the_target(methods: dict[str, Any], sai
         run_ranks(2, lambda transport: a_step(Sums(**methods), transport))
 
 
-def test_an_error_of_a_message_stays_what_it_is() -> None:
-    """It tells that another rank has failed, which has told why."""
+class Lost:
+    """A message as torch's own are, whose error has no line of Python's: the other rank has ended."""
+
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class LostTransport(TransportAround):
+    """Every sum with other ranks is lost."""
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        return Lost()
+
+
+class Around:
+    """A user's handle, which does nothing but wait for a message."""
+
+    def __init__(self, message: Handle) -> None:
+        self.message = message
+
+    def wait(self) -> None:
+        self.message.wait()
+
+
+def summed_at_once(gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
+    for handle in gradients.start_sum(transport, group):
+        handle.wait()
+    return []
+
+
+def around(gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Around]:
+    return [Around(handle) for handle in gradients.start_sum(transport, group)]
+
+
+@pytest.mark.parametrize("methods", [{}, {"start": summed_at_once}, {"start": around}])
+def test_an_error_of_a_message_stays_what_it_is(methods: dict[str, Any]) -> None:
+    """It tells that another rank has ended, which has told why."""
 
     def run(transport: ThreadTransport) -> object:
-        if transport.rank:
-            transport.hub.abort()
-            return None
-        with pytest.raises(AbortedError):
-            a_step(Sums(), transport)
-        return "aborted"
+        if not transport.rank:
+            with pytest.raises(RuntimeError, match="^Connection closed by peer$"):
+                a_step(Sums(**methods), LostTransport(transport))
+        return None
 
-    assert run_ranks(2, run) == ["aborted", None]
+    run_ranks(2, run)
+
+
+def test_an_error_of_a_messages_arguments_is_the_reducers() -> None:
+    def start(gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        return [transport.all_reduce(None, group)]  # type: ignore[arg-type]  # what a user may do
+
+    with pytest.raises(RequestError, match="Its start raised AttributeError: 'NoneType' object has no attribute"):
+        run_ranks(2, lambda transport: a_step(Sums(start=start), transport))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

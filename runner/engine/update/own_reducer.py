@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from runner.engine.transport.base import Handle, Transport
+from runner.engine.transport.base import Channel, Gathering, Handle, Transport, TransportAround
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import PlainSum, Reducer, ReducerState
 from runner.errors import Problem, RequestError, RunnerError
@@ -23,7 +24,6 @@ T = TypeVar("T")
 _PATH = "compression.target"
 _METHODS = ("start", "settle", "state_dict", "load_state_dict")
 _SHAPES = {"weight": (4, 4), "bias": (4,)}
-_TRANSPORT = Path(__file__).parents[1] / "transport"
 
 
 def own_reducer(target: str, make: Callable[[StageGradients], Any], gradients: StageGradients) -> Reducer:
@@ -69,9 +69,11 @@ class OwnReducer:
 
     def __init__(self, inner: Reducer, target: str) -> None:
         self.inner, self._target = inner, target
+        self._messages: _Messages | None = None
 
     def start(self, gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        handles = self.called("start", self.inner.start, gradients, transport, group)
+        self._messages = _Messages(transport)
+        handles = self.called("start", self.inner.start, gradients, self._messages, group)
         are_some = isinstance(handles, Sequence) and all(callable(getattr(each, "wait", None)) for each in handles)
         if not are_some:
             raise self._refused("must return from start a list of handles, which have wait", handles)
@@ -101,10 +103,10 @@ class OwnReducer:
         except (RunnerError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this one
-            between_ranks = any(_TRANSPORT in Path(frame.filename).parents for frame in frames)
-            if between_ranks or "allocate memory" in str(error):
+            lost = self._messages.error if self._messages is not None else None
+            if (lost is not None and (lost is error or lost is error.__cause__)) or "allocate memory" in str(error):
                 raise
+            frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this one
             where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
             why = f"Its {name} raised {type(error).__name__}: {error}{where}"
             raise RequestError([Problem(_PATH, self._target, "must run in every step", why)]) from error
@@ -128,6 +130,68 @@ class _OwnHandle:
 
     def is_completed(self) -> bool:
         return self._inner.is_completed()
+
+
+class _Messages(TransportAround):
+    """A transport that keeps the error of a message, as one that a rank which has ended causes in the others."""
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.error: Exception | None = None
+
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        with self.keeping():
+            return _Message(self, super().send(tensor, peer, channel))
+
+    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        with self.keeping():
+            return _Message(self, super().receive(buffer, peer, channel))
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        with self.keeping():
+            return _Message(self, super().all_reduce(tensor, group))
+
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        with self.keeping():
+            return _Parts(self, super().start_all_gather(tensor, group))
+
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        with self.keeping():
+            return super().all_gather(tensor, group)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep the error of a message that is raised in the block; one of another type is about its arguments."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            self.error = error
+            raise
+
+
+class _Message:
+    """A :class:`Handle` whose error is kept."""
+
+    def __init__(self, messages: _Messages, inner: Handle) -> None:
+        self._messages, self._inner = messages, inner
+
+    def wait(self) -> object:
+        with self._messages.keeping():
+            return self._inner.wait()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+
+class _Parts:
+    """A :class:`Gathering` whose error is kept."""
+
+    def __init__(self, messages: _Messages, inner: Gathering) -> None:
+        self._messages, self._inner = messages, inner
+
+    def wait(self) -> list[Tensor]:
+        with self._messages.keeping():
+            return self._inner.wait()
 
 
 def _is_state(state: object) -> bool:
