@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from runner.config.schema import OptimizerConfig
+from runner.config.precision import PRECISIONS
+from runner.config.schema import OptimizerConfig, RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
-from runner.plan.averaging import Averaging
+from runner.plan.averaging import Averaging, averaging_of
 
 __all__ = [
     "build_optimizer",
     "measure_step_seconds_per_byte",
     "observed_state_bytes",
     "observed_state_ratio",
+    "optimizer_of_run",
     "over_other_parameters",
     "state_bytes_per_gradient_byte",
 ]
@@ -55,6 +57,30 @@ def build_optimizer(
     if averaging is not None:
         return ElasticAverage(trained, make, averaging)
     return make(trained)
+
+
+def optimizer_of_run(
+    config: RunConfig,
+    parameters: Iterable[Tensor],
+    *,
+    masters: bool = True,
+    delayed: bool = True,
+    averaged: bool = True,
+) -> Optimizer:
+    """Make the optimizer of a request over ``parameters``, with what the request puts around its updates.
+
+    Args:
+        config: the request.
+        parameters: those that it updates.
+        masters, delayed, averaged: False: without the masters, the delay or the averaging of :func:`build_optimizer`.
+    """
+    return build_optimizer(
+        config.optimizer,
+        parameters,
+        master_weights=masters and PRECISIONS[config.precision.name].master_weights,
+        delay_from=config.offload.delay_from if delayed else None,
+        averaging=averaging_of(config) if averaged else None,
+    )
 
 
 def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
@@ -98,13 +124,11 @@ def over_other_parameters(optimizer: Optimizer, parameters: list[Tensor]) -> Opt
     return other
 
 
-def measure_step_seconds_per_byte(
-    config: OptimizerConfig, dtype: torch.dtype, device: torch.device, *, master_weights: bool = False
-) -> float:
+def measure_step_seconds_per_byte(config: RunConfig, dtype: torch.dtype, device: torch.device) -> float:
     """Seconds of one optimizer step per byte of gradient, timed on a small tensor (median of five, one warm-up)."""
     parameter = torch.zeros(_PROBE_ELEMENTS, dtype=dtype, device=device, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
-    optimizer = build_optimizer(config, [parameter], master_weights=master_weights)
+    optimizer = optimizer_of_run(config, [parameter], delayed=False, averaged=False)
     if isinstance(optimizer, MasterWeights):
         master = optimizer.master_of(parameter)
         master.grad = torch.zeros_like(master)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, loss_sum
@@ -83,8 +82,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
             profile, model.layers, with_targets, model.loss, dtype=dtype, autocast=autocast, time_fills=time_fills,
             between=probes.probe, autocast_dtype=autocast_of(config.precision.name),
         )  # fmt: skip
-        masters = PRECISIONS[config.precision.name].master_weights
-        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+        per_byte = measure_step_seconds_per_byte(config, dtype, device)
         compressing = _compression_seconds_per_byte(config, profile, dtype, device)
     gc.collect()
     return replace(

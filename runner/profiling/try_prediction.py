@@ -8,9 +8,8 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.optim.build import build_optimizer
+from runner.optim.build import optimizer_of_run
 from runner.optim.catalogue.registry import PREDICTIONS, optimizer_of, prediction_of_users
 from runner.optim.forecast import Forecast
 from runner.optim.states.master import MasterWeights
@@ -38,9 +37,8 @@ def try_prediction(config: RunConfig, profile: ModelProfile) -> None:
     if is_the_models or optimizer.motion is None or optimizer.operator is not None:  # what cannot be made here soon
         return
     weights, kind = [*_weights(profile)], prediction_of_users(section)
-    masters = PRECISIONS[config.precision.name].master_weights
     try:
-        made = build_optimizer(config.optimizer, weights, master_weights=masters)
+        made = optimizer_of_run(config, weights, delayed=False, averaged=False)
         forecast = Forecast(kind, made)
         _step(made, weights)
     except Exception:  # it may want other weights; the ranks tell

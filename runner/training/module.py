@@ -10,15 +10,13 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
-from runner.optim.build import build_optimizer
+from runner.optim.build import optimizer_of_run
 from runner.optim.learning_rate import build_scheduler
-from runner.plan.averaging import averaging_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.validation import LOSS, ValidationSums, note_means
 
@@ -32,15 +30,7 @@ def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLR
     """The optimizer that the request names, for the stages of a rank, with its learning rate per step."""
     trained = [parameter for parameter in stages.parameters() if parameter.requires_grad]
     # DeepSpeed makes and shards its own master weights
-    masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
-    delay_from = config.offload.delay_from
-    optimizer = build_optimizer(
-        config.optimizer,
-        trained,
-        master_weights=masters,
-        delay_from=delay_from,
-        averaging=averaging_of(config),
-    )
+    optimizer = optimizer_of_run(config, trained, masters=not config.zero.stage)
     scheduler = build_scheduler(config, optimizer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

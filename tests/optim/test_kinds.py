@@ -184,4 +184,4 @@ def test_a_step_of_every_optimizer_can_be_timed(name: str) -> None:
     kind = OPTIMIZERS[name]
     if kind.operator is not None and not torch.cuda.is_available() and name == "fused_adam":
         pytest.skip("no CUDA device")
-    assert measure_step_seconds_per_byte(resolve([f"optimizer={name}"]).optimizer, torch.float32, CPU) > 0
+    assert measure_step_seconds_per_byte(resolve([f"optimizer={name}"]), torch.float32, CPU) > 0

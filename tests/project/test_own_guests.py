@@ -172,6 +172,14 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return warm.run([sys.executable, "-m", "runner", *words], cwd=folder, env=environment, timeout=250)
 
 
+@pytest.mark.parametrize("group", OPTIONS)
+def test_an_option_without_a_name_is_named_as_its_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert getattr(resolve([f"{group}=toy"]), group).name == "toy"
+
+
 def test_a_schedule_of_ones_own_is_drawn_and_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))

@@ -16,6 +16,7 @@ from runner.errors import Problem, did_you_mean
 __all__ = [
     "Option",
     "MAY_BE_NULL",
+    "OF_USERS",
     "RECIPE",
     "clashes",
     "config_roots",
@@ -31,6 +32,18 @@ __all__ = [
 
 RECIPE = "recipe"  # the one group whose options are overrides of the whole request
 MAY_BE_NULL = (RECIPE, "weight_prediction")  # groups of which a request may choose none
+
+# Groups whose options may be kinds of a user's own, which need no name but their file's.
+OF_USERS = (
+    "activation_checkpoint",
+    "compression",
+    "lr_scheduler",
+    "offload",
+    "optimizer",
+    "planner",
+    "schedule",
+    "weight_prediction",
+)
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 

@@ -12,7 +12,7 @@ from typing import Any
 from runner.config.compose.composed import compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
-from runner.config.compose.groups import RECIPE, clashes, config_roots, options
+from runner.config.compose.groups import OF_USERS, RECIPE, clashes, config_roots, options
 from runner.config.compose.layers import (
     SHIPPED,
     Layer,
@@ -45,9 +45,6 @@ DEFAULT_RECIPE = "rudalle_tiny"
 
 # If one of these keys is given, the group's option `custom` is chosen.
 _TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "optimizer", "logger", "schedule")}
-
-# Groups whose options may be kinds of a user's own, which need no name but their file's.
-_OF_USERS = ("planner", "optimizer", "compression", "schedule", "weight_prediction", "offload", "lr_scheduler")
 
 
 _STEPS, _EPOCHS = "trainer.max_steps", "trainer.max_epochs"
@@ -265,7 +262,7 @@ def _is_kin_of_adam(name: str) -> bool:
 
 def _with_names_of_files(container: dict[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
     """``container`` where a user's option that has a ``target``, and no ``name``, is named as its file."""
-    for group in _OF_USERS:
+    for group in OF_USERS:
         section = container.get(group)
         if isinstance(section, dict) and section.get("target") is not None and group in used:
             section.setdefault("name", used[group])

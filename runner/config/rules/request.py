@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runner.config.approximations import APPROXIMATIONS
-from runner.config.compose.groups import MAY_BE_NULL, options, shipped_conf
+from runner.config.compose.groups import MAY_BE_NULL, OF_USERS, options, shipped_conf
 from runner.config.free_keys import FREE_NAMES
 from runner.config.precision import PRECISIONS
 from runner.config.rules.adapter import ADAPTERS
@@ -30,7 +30,6 @@ from runner.config.rules.values import (
 from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, did_you_mean
-from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, target_problems
 from runner.schedule.catalogue.registry import NAMES as SCHEDULES
 from runner.schedule.catalogue.registry import OPTIONS
@@ -55,14 +54,6 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "logger": ("tensorboard", "csv", *SERVICE_LOGGERS, "none", "custom"),
     "profiler": ("none", "simple", "cprofile", "pytorch", "nvtx"),
 }
-_OF_USERS = (
-    "planner",
-    "optimizer",
-    "compression",
-    "weight_prediction",
-    "lr_scheduler",
-    SECTION,
-)  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -84,7 +75,7 @@ def _with_unit(limit: str) -> str:
 def _known_name(group: str) -> Row[RunConfig]:
     """The rule that an option's name is known; if it has a target, every name is allowed."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
-    if group in _OF_USERS:
+    if group in OF_USERS:
         row = replace(row, when=lambda c: not is_given(c, f"{group}.target"))
     return where(lambda c: is_given(c, f"{group}.name"), row)[0] if group in MAY_BE_NULL else row
 

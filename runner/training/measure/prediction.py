@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.engine.measure.clocks import seconds_behind
@@ -21,7 +20,7 @@ from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.model.tags import named_parameters
-from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
+from runner.optim.build import measure_step_seconds_per_byte, optimizer_of_run
 from runner.optim.compression.rounds import GradientStep
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
@@ -131,15 +130,14 @@ def _update_seconds(config: RunConfig, engine: Engine, stage: int) -> float:
     trained = [parameter for name, parameter in own.items() if engine.tags[name].is_trained]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     averaging = averaging_of(config)
-    masters = PRECISIONS[config.precision.name].master_weights
     if not trained:
         return 0.0
     if num_bytes > _MOST_BYTES_TO_COPY:
         dtype, device = engine.options.dtype, engine.transport.device
-        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+        per_byte = measure_step_seconds_per_byte(config, dtype, device)
         return per_byte * num_bytes * (averaging.pipes if averaging is not None else 1)
     copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
-    optimizer = build_optimizer(config.optimizer, copies, master_weights=masters, averaging=averaging)
+    optimizer = optimizer_of_run(config, copies, delayed=False)
     updated = copies
     if isinstance(optimizer, ElasticAverage):
         updated = [weight for weights in optimizer.copies.values() for weight in weights]

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.loss_scale import LossScale
 from runner.engine.window import StepBatch, split_microbatches
@@ -32,11 +31,10 @@ from runner.model.precision import autocast_of, cast_module, dtype_of, for_loss,
 from runner.model.seeds import mix_seed, seed_generators, seed_process
 from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
-from runner.optim.build import build_optimizer
+from runner.optim.build import optimizer_of_run
 from runner.optim.learning_rate import build_scheduler
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
-from runner.plan.averaging import averaging_of
 from runner.plan.layout.batches import replica_slice, split_sizes
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
@@ -60,17 +58,9 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     loaded = load_model(config, cut=False, filled=True)
     model = cast_module(build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device), dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    precision = PRECISIONS[config.precision.name]
     scale = LossScale(loss_scaling(config))
     own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
-    masters, delay_from = precision.master_weights, config.offload.delay_from
-    optimizer = own or build_optimizer(
-        config.optimizer,
-        trained,
-        master_weights=masters,
-        delay_from=delay_from,
-        averaging=averaging_of(config),
-    )
+    optimizer = own or optimizer_of_run(config, trained)
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config, optimizer)
