@@ -36,6 +36,9 @@ __all__ = [
 
 _MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this many times the bytes of a neighbour lies inside a block
 _ALIASING = ("dropout", "contiguous", "lift")  # may return their input although their schema does not say so
+_ENTERED = ("_vmap_increment_nesting", "_jvp_increment_nesting", "_enter_dual_level")  # by torch.func's transforms
+_LEFT = ("_vmap_decrement_nesting", "_jvp_decrement_nesting", "_exit_dual_level")
+_ACROSS = "A tensor is changed in place across it, or it lies within what torch.func transforms"
 _STATISTICS = ("batch_norm", "instance_norm")  # change their buffers although their schema does not say so
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -99,7 +102,7 @@ def cut_before(training: Program, evaluation: Program, module: str) -> int | str
                 return "No weights are used before it"
             if position in training.uncut:
                 return "It lies among layers that ranks divide, who do not have all values in common there"
-            return position if position in _possible(training, evaluation) else "A tensor is changed in place across it"
+            return position if position in _possible(training, evaluation) else _ACROSS
     return "No operator of such a module runs"
 
 
@@ -179,7 +182,10 @@ def _hint(size: Any) -> int:
 
 
 def _held_together(program: Program) -> set[int]:
-    """Positions where a cut would separate a tensor that is changed in place from its other uses, or ranks' parts."""
+    """Positions where a cut would separate a tensor that is changed in place from its other uses, or ranks' parts.
+
+    So would one within a function that torch.func transforms, whose values are those of no tensor outside of it.
+    """
     positions = {node: i for i, node in enumerate(program.nodes)}
     parent: dict[Node, Node] = {}
 
@@ -198,7 +204,12 @@ def _held_together(program: Program) -> set[int]:
     groups: dict[Node, list[Node]] = {}
     for node in (*program.weights, *(n for n in program.inputs if isinstance(n, Node)), *program.nodes):
         groups.setdefault(root(node), []).append(node)
-    held = set(program.uncut)
+    held, transforms = set(program.uncut), 0
+    for i, node in enumerate(program.nodes):
+        if transforms:
+            held.add(i)
+        name = getattr(node.target, "__name__", "")
+        transforms += (name in _ENTERED) - (name in _LEFT)
     for node, position in changed:
         members = groups.get(root(node), [node])
         is_weight = any(member in program.weights for member in members)
