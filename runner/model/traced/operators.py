@@ -13,8 +13,9 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -176,10 +177,9 @@ def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
 
 def _export(model: nn.Module, inputs: Any) -> Program:
     args, kwargs = call_arguments(inputs)
-    axes = _axes(model, args, kwargs)
     begin_autograd()
-    with _quiet():
-        exported = _exported(model, args, kwargs, axes, _HELPS)
+    with _quiet(), _naming_keywords(model, args, kwargs), _knowing_dataclasses(model):
+        exported = _exported(model, args, kwargs, _axes(model, args, kwargs), _HELPS)
     graph = exported.graph_module.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     weights: dict[Node, str] = {}
@@ -222,6 +222,43 @@ def _exported(model: nn.Module, args: Any, kwargs: Any, axes: dict[str, Any], he
             raise
     with help_[1]():
         return _exported(model, args, kwargs, axes, tuple(each for each in helps if each is not help_))
+
+
+@contextmanager
+def _naming_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Give a forward that takes ``**kwargs`` a signature with their names: torch.export counts them twice otherwise."""
+    signature = inspect.signature(model.forward)
+    parameters = list(signature.parameters.values())
+    rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD), None)
+    names = signature.bind(*args, **kwargs).arguments.get(rest, ()) if rest is not None else ()
+    if not names:
+        yield
+        return
+    named = [*parameters[:-1], *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names)]
+    function: Any = getattr(model.forward, "__func__", None)
+    if function is not None:  # the signature of a method is that of its function without the first parameter
+        named.insert(0, next(iter(inspect.signature(function).parameters.values())))
+    function = function or model.forward
+    with patch.object(function, "__signature__", signature.replace(parameters=named), create=True):
+        yield
+
+
+@contextmanager
+def _knowing_dataclasses(model: nn.Module) -> Iterator[None]:
+    """Tell torch of the dataclasses that a model returns, which torch.export refuses while it does not know them."""
+
+    def tell(module: nn.Module, given: Any, value: Any) -> None:
+        if is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES:
+            torch.export.register_dataclass(type(value))
+        parts, _ = pytree.tree_flatten(value, lambda part: part is not value)
+        for part in parts if parts != [value] else ():
+            tell(module, given, part)
+
+    handle = model.register_forward_hook(tell)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
