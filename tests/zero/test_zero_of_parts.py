@@ -37,6 +37,8 @@ SGD = (
     "parallelism.pipeline=2", "logger.name=csv",
 )  # fmt: skip
 CLIPPED = {f"sgd_{stage}_in_a_pipeline": (*SGD, f"zero.stage={stage}") for stage in (1, 2)}
+# The last of their group, whose processes keep the wrong counts.
+MUTANTS = {f"wrong_{name}": (*words, "model.target=counted_wrongly:build") for name, words in CLIPPED.items()}
 STAGES = {"zero_2_in_a_pipeline": (*PARTS, "zero.stage=2", "parallelism.pipeline=2")}
 START = {"start": [each for each in PARTS if "tensor=" not in each and "sharding" not in each and "data=2" not in each]}
 _STANDING = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.max_steps=1")
@@ -52,7 +54,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     groups: list[tuple[int, Mapping[str, Sequence[str]]]] = [
         (1, {name: [*words, *_STANDING] for name, words in START.items()}),
         (4, of_four),
-        (8, {**STAGES, **CLIPPED}),
+        (8, {**STAGES, **CLIPPED, **MUTANTS}),
     ]
     return train_groups(place, groups, seconds=800)
 
@@ -79,6 +81,11 @@ def started(found: dict[str, Result]) -> nn.Module:
     model = tensor_models.build()
     model.load_state_dict(found["start"].weights)
     return model
+
+
+def norms_of(made: Result) -> list[float]:
+    with (made.run_dir / "csv" / "metrics.csv").open(encoding="utf-8", newline="") as lines:
+        return [float(row["grad_norm"]) for row in csv.DictReader(lines) if row.get("grad_norm")]
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +126,17 @@ def test_gradients_are_clipped_by_the_norm_of_one_process(name: str, found: dict
     losses, weights, norms = train_plainly(model, torch.optim.SGD(model.parameters(), lr=1), 0.1)
     assert min(norms) > 0.2
     assert made.loss == pytest.approx(losses, rel=1e-6)
-    with (made.run_dir / "csv" / "metrics.csv").open(encoding="utf-8", newline="") as lines:
-        told = [float(row["grad_norm"]) for row in csv.DictReader(lines) if row.get("grad_norm")]
+    told = norms_of(made)
     assert told == pytest.approx(norms, rel=1e-6)
     for key, value in weights.items():
         torch.testing.assert_close(made.weights[key], value, rtol=1e-6, atol=1e-6, msg=key)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", CLIPPED)
+def test_a_norm_that_counts_whole_weights_on_each_rank_is_told(name: str, found: dict[str, Result]) -> None:
+    """It is too large by more than is allowed above, so that losses leave those of one process."""
+    right, wrong = found[name], found[f"wrong_{name}"]
+    assert norms_of(wrong)[0] > 1.01 * norms_of(right)[0]
+    assert wrong.loss[0] == right.loss[0]
+    assert wrong.loss[1] != pytest.approx(right.loss[1], rel=1e-5)
