@@ -164,6 +164,11 @@ def count(layer: Layer, value: Tensor) -> Tensor:
     return torch.tanh(layer.linear(value)) * (1 + layer.calls)
 
 
+def warm_up(layer: Layer, value: Tensor) -> Tensor:
+    layer.calls += 1
+    return torch.tanh(layer.linear(value)) * (1 if layer.calls < 3 else 2)
+
+
 def draw(layer: Layer, value: Tensor) -> Tensor:
     return torch.tanh(layer.linear(value)) * torch.rand(WIDTH, generator=layer.generator)
 
@@ -177,7 +182,9 @@ def run_again(layer: Layer, value: Tensor) -> Tensor:
     return made
 
 
-@pytest.mark.parametrize(("forward", "same"), [(count, False), (draw, False), (drop, True), (run_again, True)])
+@pytest.mark.parametrize(
+    ("forward", "same"), [(count, False), (warm_up, False), (draw, False), (drop, True), (run_again, True)]
+)
 def test_what_gives_something_else_again(forward: Callable[[Layer, Tensor], Tensor], same: bool) -> None:
     assert tried(Layer(forward)) is same
 
