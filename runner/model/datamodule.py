@@ -16,6 +16,7 @@ __all__ = ["Loaded", "loaded"]
 Loaded = tuple[Any, "Collate"]
 """A dataset, and the function that makes a batch from its samples."""
 
+_TRANSFERS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
 _OF_TORCH, _OF_TORCHDATA = "torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler"
 _SAMPLERS = (f"{_OF_TORCH}.SequentialSampler", f"{_OF_TORCH}.RandomSampler", f"{_OF_TORCHDATA}.RandomSampler")
 _BATCH_SAMPLERS = (f"{_OF_TORCH}.BatchSampler", f"{_OF_TORCHDATA}.BatchSampler")
@@ -31,8 +32,14 @@ def loaded(module: Any, target: str, *, with_test: bool = False) -> tuple[Loaded
         with_test: whether its test set is prepared and loaded, too.
 
     Raises:
-        RequestError: a loader is not a single DataLoader, or draws samples in its own order.
+        RequestError: a loader is not a single DataLoader, or draws samples in its own order; or the module changes
+            batches.
     """
+    for hook in _TRANSFERS:
+        if _defines(module, hook):
+            why = "It is not called: batches come from the loaders' datasets and go to the engine as they are"
+            fix = "changing samples in the dataset, or batches in the collate_fn of the loader"
+            raise RequestError([Problem("data.target", target, f"must not define {hook}", why, fix)])
     module.prepare_data()
     module.setup("fit")
     train = _of_loader(module.train_dataloader(), "train_dataloader", target)

@@ -333,8 +333,23 @@ class EngineStrategy(NamedCheckpointStrategy):
 
     def hand_over(self, batch: StepBatch) -> Tensor:
         """Take the batch of the next :meth:`optimizer_step`; a ``training_step`` returns the result, a zero loss."""
+        self._require_a_step(made=self._batch is None)
         self._batch = batch
         return torch.zeros((), device=self.root_device)
+
+    def _require_a_step(self, *, made: bool) -> None:
+        """Refuse a module's own ``optimizer_step`` that leaves batches out: the engine computes them in that step.
+
+        Raises:
+            RequestError: the step of a batch was not made.
+        """
+        if made:
+            return
+        name = type(self.lightning_module).__name__
+        rule = f"must have {name}.optimizer_step call optimizer.step(closure=closure) once for each batch"
+        why = "The gradients of a batch are computed within that step, and would be lost without it"
+        fix = "a larger data.batch_size and schedule.microbatches, which accumulate"
+        raise RequestError([Problem("model.target", name, rule, why, fix)])
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -344,8 +359,9 @@ class EngineStrategy(NamedCheckpointStrategy):
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = closure()
-        if self.engine is None or self._batch is None:
-            raise RuntimeError("training_step handed no batch over")
+        self._require_a_step(made=self._batch is not None)
+        assert self.engine is not None
+        assert self._batch is not None
         batch, self._batch = self._batch, None
         assert self.meter is not None
         self.rates = self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
@@ -384,6 +400,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     @override
     def on_train_end(self) -> None:
         """Complete the last step, so that its weights are final before they are read as the run's result."""
+        self._require_a_step(made=self._batch is None)
         if self.engine is not None:
             self._finished += self.engine.drain()
 

@@ -1,0 +1,65 @@
+"""Code of users that would leave batches out of a training, or change them, where nothing reads it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runner.api import PipelineStrategy
+from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
+from runner.model.data import load_datasets
+
+HERE = "test_batches_left_out"
+
+
+class Accumulates(pl.LightningModule):
+    """Makes a step of every second batch alone."""
+
+    def layers(self) -> Any:
+        return [lambda: nn.Linear(4, 4)]
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, target)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+def rows() -> TensorDataset:
+    made = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(made, made.tanh())
+
+
+class Augments(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(rows(), batch_size=4)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0].flip(1), batch[1]
+
+
+@pytest.mark.parametrize("steps", [4, 1])
+def test_a_step_that_leaves_a_batch_out_ends_the_run(steps: int) -> None:
+    trainer = pl.Trainer(strategy=PipelineStrategy(stages=1, microbatches=1), accelerator="cpu", logger=False,
+                         limit_train_batches=steps, max_epochs=1, enable_checkpointing=False)  # fmt: skip
+    with pytest.raises(RequestError, match=r"must have Accumulates.optimizer_step call optimizer.step") as raised:
+        trainer.fit(Accumulates(), DataLoader(rows(), batch_size=4))
+    assert "would be lost without it" in str(raised.value)
+
+
+def test_a_hook_that_changes_batches_is_refused() -> None:
+    config = resolve([f"data.target={HERE}:Augments", "data.batch_size=4", "model=mlp"])
+    with pytest.raises(RequestError, match="must not define on_after_batch_transfer"):
+        load_datasets(config.data, config.seed)
