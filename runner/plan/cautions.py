@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from runner.config.schema import RunConfig
+from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
 
-__all__ = ["Caution", "approximations", "told"]
+__all__ = ["Caution", "approximations", "lost_states", "told"]
 
 _MOST = 3
 _OTHER = "it learns otherwise than one process, and may need another learning rate"
 
 
-About = Literal["learning", "pipeline", "cores", "devices", "host"]
+About = Literal["learning", "checkpoints", "pipeline", "cores", "devices", "host"]
 _ORDER = get_args(About)  # the most important first
 
 
@@ -22,8 +23,8 @@ class Caution(NamedTuple):
     """A note of a plan that a run repeats when it starts.
 
     Args:
-        about: what it concerns: what is learned, the choice of a pipeline, cores that ranks share, devices that
-            are emulated, moves to the host.
+        about: what it concerns: what is learned, what a resume does not find, the choice of a pipeline, cores that
+            ranks share, devices that are emulated, moves to the host.
         line: the note.
     """
 
@@ -37,6 +38,17 @@ def told(cautions: Sequence[Caution]) -> list[str]:
     if len(lines) > _MOST:
         lines[_MOST - 1 :] = [f"{len(lines) - _MOST + 1} more notes: `runner plan` with the same request has them"]
     return [f"note: {line}" for line in lines]
+
+
+def lost_states(profile: ModelProfile) -> Iterator[str]:
+    """Yield what forwards change and no checkpoint holds, so that a resumed run is another one."""
+    names = [*profile.unsaved_buffers, *(each.name for each in profile.changed_states if not each.weight)]
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        yield (
+            f"a forward changes {names[0]}{more}, which no checkpoint holds: a resumed run begins with it as it is "
+            "made. register_buffer(name, tensor) would keep it"
+        )
 
 
 def approximations(config: RunConfig, schedule: Schedule) -> Iterator[str]:

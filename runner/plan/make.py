@@ -16,7 +16,7 @@ from runner.errors import raise_problems
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.values import StageProgram
 from runner.plan.activations import activation_notes, plans_arena
-from runner.plan.cautions import Caution, approximations
+from runner.plan.cautions import Caution, approximations, lost_states
 from runner.plan.cores import core_note
 from runner.plan.devices import emulation_notes, with_speeds
 from runner.plan.draft.draft import Draft, Machine, draft_of
@@ -420,6 +420,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePre
 
 def _cautions(draft: Draft, time: TimePrediction) -> Iterator[Caution]:
     yield from (Caution("learning", line) for line in approximations(draft.config, draft.schedule))
+    yield from (Caution("checkpoints", line) for line in lost_states(draft.profile))
     if draft.shared is not None:
         yield Caution("cores", core_note(draft.shared, time))
     emulated = emulation_notes(draft.devices, accelerated=draft.needs.accelerated)

@@ -35,7 +35,14 @@ def profile_from_json(text: str) -> ModelProfile:
     document["own_update"] = OwnUpdate(**own_update) if own_update is not None else None
     document["rehearsals"] = tuple(Rehearsal(**each) for each in document.pop("rehearsals", ()))
     document["odd_weights"] = tuple(OddWeight(**each) for each in document.pop("odd_weights", ()))
-    for names in ("changed_buffers", "shared_buffers", "whole_weights", "whole_tokens", "own_kernels"):
+    for names in (
+        "changed_buffers",
+        "shared_buffers",
+        "unsaved_buffers",
+        "whole_weights",
+        "whole_tokens",
+        "own_kernels",
+    ):
         document[names] = tuple(document.pop(names, ()))
     document["divided_shapes"] = tuple(map(tuple, document.pop("divided_shapes", ())))
     document["changed_states"] = tuple(ChangedState(**each) for each in document.pop("changed_states", ()))

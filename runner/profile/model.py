@@ -180,6 +180,7 @@ class ModelProfile:
         odd_weights: the weights that are complex, empty or of another format than fp32.
         changed_buffers: buffers that the forward of a layer changes; of layers that are alike those of the first.
         shared_buffers: the buffers among them that other layers use, too.
+        unsaved_buffers: the buffers among them that are in no state dict.
         changed_states: what forwards of layers change besides buffers.
         in_evaluation: how many modules the model's function returned in evaluation mode, in which they stay.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
@@ -226,6 +227,7 @@ class ModelProfile:
     odd_weights: tuple[OddWeight, ...] = ()
     changed_buffers: tuple[str, ...] = ()
     shared_buffers: tuple[str, ...] = ()
+    unsaved_buffers: tuple[str, ...] = ()
     changed_states: tuple[ChangedState, ...] = ()
     in_evaluation: int = 0
     measured_at: float | None = None

@@ -450,6 +450,7 @@ def profile_layers(
         odd_weights=tuple(odd.weights),
         changed_buffers=odd.changed_buffers(),
         shared_buffers=odd.shared_buffers(),
+        unsaved_buffers=odd.unsaved_buffers(),
         changed_states=tuple(changed.found),
         in_evaluation=in_evaluation,
     )

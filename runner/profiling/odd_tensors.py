@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from runner.model.buffers import saved_shapes
 from runner.model.dense_parts import SPARSE_LAYOUTS
 from runner.model.layers import LayerSource
 from runner.profile import OddWeight
@@ -39,6 +40,7 @@ class OddTensors:
         self._changed: set[int] = set()
         self._users: dict[int, set[int]] = defaultdict(set)  # memory of a buffer: the layers that use it
         self._names: dict[int, str] = {}
+        self._saved: set[int] = set()
 
     def see(self, source: LayerSource, module: nn.Module) -> None:
         """Note a layer as its function makes it.
@@ -59,6 +61,7 @@ class OddTensors:
             memory = self._memory(buffer)
             self._users[memory].add(source.index)
             self._names.setdefault(memory, source.full_name(name))
+        self._note_saved(module)
         self._held = list(module.buffers())
         self._before = self._states(self._held)
 
@@ -71,6 +74,11 @@ class OddTensors:
             if memory not in self._before:
                 self._names[memory] = source.full_name(name)
                 self._changed.add(memory)
+        self._note_saved(module)
+
+    def _note_saved(self, module: nn.Module) -> None:
+        saved = saved_shapes(module)
+        self._saved |= {self._memory(buffer) for name, buffer in module.named_buffers() if name in saved}
 
     def _states(self, buffers: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
         """For the memory of each buffer: an object that holds it, and how often that was changed."""
@@ -89,6 +97,11 @@ class OddTensors:
     def changed_buffers(self) -> tuple[str, ...]:
         """The first names of buffers that a forward changes."""
         return tuple(dict.fromkeys(name for memory, name in self._names.items() if memory in self._changed))
+
+    def unsaved_buffers(self) -> tuple[str, ...]:
+        """The first names of those of them that no checkpoint holds."""
+        unsaved = (memory for memory in self._names if memory in self._changed - self._saved)
+        return tuple(dict.fromkeys(self._names[memory] for memory in unsaved))
 
     def shared_buffers(self) -> tuple[str, ...]:
         """The first names of those of them that several layers use."""

@@ -210,6 +210,34 @@ def test_layers_that_would_change_their_state_twice_are_refused(kind: str) -> No
     assert planned(kind, "schedule.microbatches=2") == []
 
 
+class Transient(nn.Module):
+    """A running mean that its author keeps out of state dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.get_buffer("mean").lerp_(value.detach().mean(0), 0.1)
+        made: Tensor = self.linear(value - self.get_buffer("mean").clone())
+        return made
+
+
+def transient() -> nn.Sequential:
+    return nn.Sequential(Transient())
+
+
+@pytest.mark.parametrize(("kind", "name"), [("", "0.mean"), ("Counts", "1.calls"), ("Spectral", None)])
+def test_what_no_checkpoint_holds_is_told(kind: str, name: str | None) -> None:
+    model = ["model.target=stateful:model", f"model.kwargs={{kinds: [{kind}], seed: 1}}"]
+    words = [*(model if kind else ["model.target=test_states:transient"]), "data.target=test_states:samples"]
+    asked = resolve([*words, "data.batch_size=8", "loss=cross_entropy", "hardware=a100_80gb", "device=cpu"])
+    cautions = make_plan(asked, profile_model(asked)).cautions
+    told = [each.line.partition(",")[0] for each in cautions if each.about == "checkpoints"]
+    assert told == ([] if name is None else [f"a forward changes {name}"])
+
+
 def test_layers_that_remember_nothing_are_not_refused() -> None:
     words = ("model=gpt", "hardware=a100_80gb", "device=cpu", "activation_checkpoint=full")
     assert profile_model(resolve([*words])).changed_states == ()
