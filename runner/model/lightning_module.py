@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -24,6 +25,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import num_samples
 from runner.model.layers import call_whole
 from runner.model.logged_names import logged_names
+from runner.model.own_callbacks import callback_problems
 from runner.model.own_methods import brings, is_lightnings
 
 __all__ = [
@@ -84,10 +86,25 @@ def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
     for method, why in _UNCALLED.items():
         if brings(module, method):
             yield Problem("model.target", target, f"must not define {name}.{method}, which is not called", why)
+    for callback in _own_callbacks(module):
+        for problem in callback_problems(callback, "model.target", target):
+            what = f"{name}.configure_callbacks makes a {type(callback).__name__}. {problem.why}"
+            yield replace(problem, why=what)
     has_loss = callable(getattr(module, "loss", None)) or brings(module, "training_step")
     if has_loss and config.loss.name != "auto":
         why = f"{name} has its own, which it would replace"
         yield Problem("loss", config.loss.name, "must be left out", why, "loss=auto")
+
+
+def _own_callbacks(module: Any) -> list[Any]:
+    """What ``configure_callbacks`` makes; nothing where it needs the Trainer, which is not there yet."""
+    if not brings(module, "configure_callbacks"):
+        return []
+    try:
+        made = module.configure_callbacks()
+    except Exception:
+        return []
+    return list(made) if isinstance(made, list | tuple) else [made]
 
 
 def _step_problems(module: Any, config: RunConfig) -> Iterator[Problem]:

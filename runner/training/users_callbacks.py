@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.model.own_callbacks import callback_problems
 from runner.model.targets import explained
 from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
@@ -20,22 +20,6 @@ from runner.targets import import_target
 __all__ = ["EndTogether", "build_callbacks", "monitor_problems"]
 
 logger = logging.getLogger(__name__)
-
-_SAVES = "It would save beside the run's own checkpoints, which continue in any layout"
-_COPIES = "It copies or changes the whole module, of which each rank has its stages"
-_TRIES = "It trains several times, and takes the run's own state back"
-_REFUSED: dict[type[Any], tuple[str, str]] = {
-    lightnings.ModelCheckpoint: (_SAVES, "checkpoint=best"),
-    lightnings.OnExceptionCheckpoint: (_SAVES, "checkpoint=every"),
-    lightnings.GradientAccumulationScheduler: ("The schedule accumulates", "schedule.microbatches=2"),
-    lightnings.StochasticWeightAveraging: (_COPIES, "trainer.ema_decay=0.999"),
-    lightnings.WeightAveraging: (_COPIES, "trainer.ema_decay=0.999"),
-    lightnings.ModelPruning: (_COPIES, ""),
-    lightnings.BaseFinetuning: (_COPIES, ""),
-    lightnings.BatchSizeFinder: (_TRIES, ""),
-    lightnings.LearningRateFinder: (_TRIES, ""),
-    lightnings.ProgressBar: ("The run has one line for all ranks", "trainer.progress=true"),
-}
 
 _LOGGED = ("loss", "lr", "samples_per_second", "bubble", "grad_norm", "loss_scale")  # by the run itself
 
@@ -66,9 +50,7 @@ def _made(name: str, config: RunConfig) -> Callback:
 
 def _problems(made: Callback, path: str, config: RunConfig) -> Iterator[Problem]:
     target = config.callbacks[path.partition(".")[2]].target
-    for kind, (why, fix) in _REFUSED.items():
-        if isinstance(made, kind):
-            yield Problem(f"{path}.target", target, "cannot be used in a run", why, fix)
+    yield from callback_problems(made, f"{path}.target", target)
     if isinstance(made, EarlyStopping) and config.trainer.val_every is None:
         why = "It looks at validations, and there is one, at the end only"
         yield Problem(f"{path}.target", target, "needs trainer.val_every", why, "trainer.val_every=100")
