@@ -333,23 +333,25 @@ class EngineStrategy(NamedCheckpointStrategy):
 
     def hand_over(self, batch: StepBatch) -> Tensor:
         """Take the batch of the next :meth:`optimizer_step`; a ``training_step`` returns the result, a zero loss."""
-        self._require_a_step(made=self._batch is None)
+        self.require_step()
         self._batch = batch
         return torch.zeros((), device=self.root_device)
 
-    def _require_a_step(self, *, made: bool) -> None:
-        """Refuse a module's own ``optimizer_step`` that leaves batches out: the engine computes them in that step.
+    def require_step(self) -> None:
+        """Refuse a module's own ``optimizer_step`` that has left the batch out: the engine computes it in that step.
 
         Raises:
-            RequestError: the step of a batch was not made.
+            RequestError: the step of the batch that was handed over was not made.
         """
-        if made:
-            return
+        if self._batch is not None:
+            raise self._no_step()
+
+    def _no_step(self) -> RequestError:
         name = type(self.lightning_module).__name__
         rule = f"must have {name}.optimizer_step call optimizer.step(closure=closure) once for each batch"
         why = "The gradients of a batch are computed within that step, and would be lost without it"
         fix = "a larger data.batch_size and schedule.microbatches, which accumulate"
-        raise RequestError([Problem("model.target", name, rule, why, fix)])
+        return RequestError([Problem("model.target", name, rule, why, fix)])
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -359,9 +361,9 @@ class EngineStrategy(NamedCheckpointStrategy):
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = closure()
-        self._require_a_step(made=self._batch is not None)
         assert self.engine is not None
-        assert self._batch is not None
+        if self._batch is None:
+            raise self._no_step()
         batch, self._batch = self._batch, None
         assert self.meter is not None
         self.rates = self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
@@ -400,7 +402,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     @override
     def on_train_end(self) -> None:
         """Complete the last step, so that its weights are final before they are read as the run's result."""
-        self._require_a_step(made=self._batch is None)
+        self.require_step()
         if self.engine is not None:
             self._finished += self.engine.drain()
 

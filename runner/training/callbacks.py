@@ -115,6 +115,7 @@ class StepClock(Callback):
         engine = strategy.engine
         if engine is None:
             return
+        strategy.require_step()
         now = time.perf_counter()
         self.walls.append(now - self._mark)
         self.loads.append(self._loading())

@@ -14,6 +14,7 @@ from runner.api import PipelineStrategy
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.data import load_datasets
+from runner.model.lightning_module import lightning_problems
 
 HERE = "test_batches_left_out"
 
@@ -57,6 +58,16 @@ def test_a_step_that_leaves_a_batch_out_ends_the_run(steps: int) -> None:
     with pytest.raises(RequestError, match=r"must have Accumulates.optimizer_step call optimizer.step") as raised:
         trainer.fit(Accumulates(), DataLoader(rows(), batch_size=4))
     assert "would be lost without it" in str(raised.value)
+
+
+class Late(pl.LightningModule):
+    def setup(self, stage: str) -> None:
+        self.net = nn.Linear(4, 4)
+
+
+def test_layers_that_are_made_in_the_run_are_refused() -> None:
+    (problem,) = lightning_problems(Late(), resolve([f"model.target={HERE}:Late"]))
+    assert problem.rule == "must make its layers in Late.__init__, and has none"
 
 
 def test_a_hook_that_changes_batches_is_refused() -> None:
