@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import sys
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +18,12 @@ from runner.errors import RequestError
 from runner.plan.planners.kinds import PlannerKind
 from runner.plan.planners.published.alpa import pipelined
 from runner.plan.planners.published.chain import Chain
-from runner.plan.planners.published.dapple import block_of
+from runner.plan.planners.published.dapple import block_of, length
 from runner.plan.planners.published.pipedream import slowest
 from runner.plan.planners.published.registry import PUBLISHED, answer_of, planner_of
-from runner.plan.planners.values import PlanningAnswer, PlanningProblem
+from runner.plan.planners.values import Line, PlanningAnswer, PlanningProblem
+from runner.schedule.catalogue.registry import build
+from runner.schedule.simulation.clock import StageCosts, simulate
 
 FOR_EACH = (
     "pipedream",
@@ -72,6 +76,63 @@ def test_dapple_takes_no_longer_than_any_two_stages_by_its_own_formula(seed: int
     found = PUBLISHED["dapple"](of)
     assert found is not None
     assert found.seconds <= best * (1 + 1e-12)
+
+
+def recursion(forward: list[float], backward: list[float], count: int) -> float:
+    """The step by DAPPLE's public recursion; the end of the drain waits for the backward before, too."""
+    stages = len(forward)
+
+    @cache
+    def f(m: int, x: int) -> float:
+        if m < 0:
+            return 0.0
+        return max(f(m - 1, x), f(m, x - 1) if x else 0.0, b(m - stages + x, x)) + forward[x]
+
+    @cache
+    def b(m: int, x: int) -> float:
+        if m < 0:
+            return 0.0
+        entering = b(m, x + 1) if x + 1 < stages else 0.0
+        return max(entering, f(min(m + stages - x - 1, count - 1), x), b(m - 1, x)) + backward[x]
+
+    return b(count - 1, 0)
+
+
+def pivoted(forward: list[float], backward: list[float], count: int) -> float:
+    """The step by the paper's formula with a pivot stage, which the planner does not use."""
+    steady, pivot = [(count - 1) * (f + b) for f, b in zip(forward, backward, strict=True)], len(forward) - 1
+    for stage in reversed(range(pivot)):
+        if steady[stage] > steady[pivot] + sum(forward[stage + 1 : pivot]) + sum(backward[stage + 1 : pivot]):
+            pivot = stage
+    drain = max(sum(backward[stage : pivot + 1]) for stage in range(pivot + 1))
+    return sum(forward[: pivot + 1]) + steady[pivot] + drain
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 8), (8, 16)])
+def test_dapples_length_is_that_of_a_play_for_equal_stages_and_too_long_for_others(stages: int, count: int) -> None:
+    """Its recursion is a play of 1f1b for any stages; the paper's pivot is as long as a play, or too short."""
+    too_long, too_short, schedule = [0.0], [0.0], build("1f1b", stages, count)
+    for seed in range(100):
+        draw, equal = random.Random(seed), seed % 10 == 0
+        forward = [1.3] * stages if equal else [draw.uniform(0.5, 1.5) for _ in range(stages)]
+        backward = [2.1] * stages if equal else [draw.uniform(1.8, 2.2) * each for each in forward]
+        played = simulate(schedule, StageCosts(forward, backward)).makespan
+        assert recursion(forward, backward, count) == pytest.approx(played, rel=1e-12)
+        of = problem(seed, layers=stages)
+        kept = replace(of.divisions[0].kept[0], backward=tuple(Line(0.0, each) for each in backward))
+        lines = tuple(Line(0.0, each) for each in forward)
+        silent = replace(of.divisions[0], forward=lines, boundary=(0.0,) * stages, kept=(kept,))
+        each_own = tuple((layer, layer) for layer in range(stages))
+        found = length(Chain(of, silent, 1.0), each_own, (1,) * stages, count, 1) / played - 1
+        pivot = pivoted(forward, backward, count) / played - 1
+        if equal:
+            assert (found, pivot) == pytest.approx((0.0, 0.0), abs=1e-12)
+        too_long.append(found)
+        too_short.append(-pivot)
+    assert min(too_long) >= -1e-12
+    assert min(too_short) >= -1e-12
+    assert max(too_long) <= 0.14
+    assert 0.1 <= max(too_short) <= 0.27
 
 
 @pytest.mark.parametrize("seed", range(8))
