@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.hetpipe import worker
 from runner.plan.planners.published.pipe_torch import slowest_alone
 from runner.plan.planners.published.piper import PiperStage, search
-from runner.plan.planners.values import PlanningProblem
+from runner.plan.planners.values import Division, Line, PlanningProblem
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -89,34 +94,100 @@ def of_linear_program(of: PlanningProblem, samples: float, stages: int, under_wa
     return float(solved.fun) if solved.x is not None else None
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_piper_finds_the_least_slowest_stage_with_replicas_parts_and_layers_that_run_again(seed: int) -> None:
-    of, count = problem(seed, layers=4, tight=seed % 2 == 1), 4
-    found, least = search(of, count), exhaustive_piper(of, count)
-    assert (found is None) == (least is None)
-    if found is not None and least is not None:
-        assert least * (1 - 1e-9) <= found[0] <= least * 1.01, "its knapsack takes whole layers by their ratio"
-        again = exact_stages(of, count, found[1])
-        assert found[0] == pytest.approx(again, rel=1e-9)
+@pytest.mark.parametrize(
+    ("layers", "ranks", "seeds"), [(4, 4, range(20)), pytest.param(6, 8, range(20), marks=pytest.mark.costly)]
+)
+def test_piper_finds_the_least_slowest_stage_with_replicas_parts_and_layers_that_run_again(
+    layers: int, ranks: int, seeds: range
+) -> None:
+    """With the same knapsack it is exact; by ratios of whole layers, as in its public program, it takes a little more.
+
+    The public program also takes graphs; a user's model comes to planners as a chain of layers.
+    """
+    gaps = []
+    for of in (short_of_memory(seed, layers, ranks) for seed in seeds):
+        found, same, least = (
+            search(of, ranks),
+            best_of_piper(of, ranks, by_ratio),
+            best_of_piper(of, ranks, of_all_sets),
+        )
+        assert (found is None) == (same is None) == (least is None)
+        if found is not None and same is not None and least is not None:
+            assert found[0] == pytest.approx(same, rel=1e-9)
+            assert found[0] == pytest.approx(exact_stages(of, ranks, found[1]), rel=1e-9)
+            gaps.append(found[0] / least - 1)
+    assert min(gaps) >= -1e-9
+    assert 0 < max(gaps) <= 0.10, "one of few layers is a large part of a stage"
+    assert sum(gaps) / len(gaps) <= 0.015
 
 
-def exhaustive_piper(of: PlanningProblem, count: int) -> float | None:
-    """The best of every cut, sharing of devices, parts of layers, and set of layers that run again."""
-    best = []
-    for ranges in cuts(4):
-        choices = [(tensor, data) for tensor in (1, 2) for data in (1, 2, 4)]
-        for chosen in product(choices, repeat=len(ranges)):
-            if sum(tensor * data for tensor, data in chosen) > of.ranks:
-                continue
+def short_of_memory(seed: int, layers: int, ranks: int) -> PlanningProblem:
+    """A problem whose layers keep more or less, and where one device has a part of what all need."""
+    of, draw = problem(seed, layers=layers, ranks=ranks), random.Random(seed)
+    parts = [draw.uniform(0.2, 1.8) for _ in range(layers)]
+
+    def uneven(division: Division) -> Division:
+        ways = (
+            replace(
+                way, saved=tuple(Line(0.0, 4 * line.each * part) for line, part in zip(way.saved, parts, strict=True))
+            )
+            for way in division.kept
+        )
+        return replace(division, kept=tuple(ways))
+
+    limit = int(draw.uniform(1.2, 3.0) * 4 * sum(of.divisions[0].weight) / ranks) + 1
+    return replace(of, divisions=tuple(map(uneven, of.divisions)), memory=dict.fromkeys((1, 2, 4, 8), limit))
+
+
+Seconds = Callable[[tuple[int, ...]], float]
+
+
+def of_all_sets(layers: range, seconds: Seconds, ratio: Callable[[int], float]) -> float:
+    """The fastest of all sets of layers that run again."""
+    return min(map(seconds, product((0, 1), repeat=len(layers))))
+
+
+def by_ratio(layers: range, seconds: Seconds, ratio: Callable[[int], float]) -> float:
+    """The first that fits, if layers are taken by the least seconds for a byte."""
+    order = sorted(layers, key=ratio)
+    sets = (tuple(int(layer in order[:count]) for layer in layers) for count in range(len(layers) + 1))
+    return next((each for each in map(seconds, sets) if each < inf), inf)
+
+
+def best_of_piper(of: PlanningProblem, count: int, knapsack: Callable[..., float]) -> float | None:
+    """The best of every cut, sharing of devices, parts of layers, and what a knapsack makes of the layers."""
+
+    @cache
+    def fastest(bounds: tuple[int, int], tensor: int, data: int, flight: int) -> float:
+        def seconds(again: tuple[int, ...]) -> float:
+            found = piper_stage(of, count, bounds, tensor, data, flight, again)
+            return inf if found is None else found
+
+        rows = [figures(of, of.batch / count, tensor, way) for way in (0, 1)]
+        ways = next(each for each in of.divisions if each.tensor == tensor).kept
+
+        def ratio(layer: int) -> float:
+            return (rows[1][layer][0] - rows[0][layer][0]) / (ways[0].saved[layer].each - ways[1].saved[layer].each)
+
+        return knapsack(range(*bounds), seconds, ratio)
+
+    def sharings(stages: int, devices: int) -> Iterator[tuple[tuple[int, int], ...]]:
+        if stages == 0:
+            yield ()
+            return
+        for tensor, data in product((1, 2), (each for each in range(1, count + 1) if count % each == 0)):
+            if tensor * data <= devices - stages + 1:
+                yield from (((tensor, data), *rest) for rest in sharings(stages - 1, devices - tensor * data))
+
+    best = inf
+    for ranges in cuts(len(of.layers)):
+        for chosen in sharings(len(ranges), of.ranks):
             each = []
             for number, (bounds, (tensor, data)) in enumerate(zip(ranges, chosen, strict=True)):
                 flight = -(-sum(own for _, own in chosen[number:]) // data)
-                sets = product((0, 1), repeat=bounds[1] - bounds[0])
-                fit = [piper_stage(of, count, bounds, tensor, data, flight, again) for again in sets]
-                each.append(min((seconds for seconds in fit if seconds is not None), default=None))
-            if None not in each:
-                best.append(max(seconds for seconds in each if seconds is not None))
-    return min(best, default=None)
+                each.append(fastest(bounds, tensor, data, flight))
+            best = min(best, max(each))
+    return best if best < inf else None
 
 
 def exact_stages(of: PlanningProblem, count: int, stages: tuple[PiperStage, ...]) -> float:

@@ -31,7 +31,7 @@ def problem(seed: int, *, layers: int = 5, ranks: int = 4, tight: bool = False) 
         return Division(tensor, forward, size, size, tuple(2 * each for each in size), boundary, kept)
 
     limit = int((1.2 if tight else 10) * 4 * sum(weights)) + 4
-    memory = dict.fromkeys((1, 2, 4), limit)
+    memory = dict.fromkeys((1, 2, 4, 8), limit)
     orders = (Order("1f1b", 1),)
     return PlanningProblem(
         tuple(map(str, range(layers))), (of(1), of(2)), ranks, 8, memory, one_link(Link(0.0, 4.0)), orders
