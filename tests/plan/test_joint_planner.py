@@ -8,16 +8,16 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from all_plans import Layout, least_seconds
 
 from runner.launch.run.find_layout import find_layout
-from runner.plan.planners.cuts import all_of
-from runner.plan.planners.joint import EFFORTS, JointSearch, families
-from runner.plan.planners.orders import Orders
-from runner.plan.planners.stages import Setting, StageTable
+from runner.plan.planners import joint
+from runner.plan.planners.joint import EFFORTS, Family, JointSearch, families
 from runner.plan.planners.values import Division, HostUpdate, Kept, Line, Order, PlanningProblem, problem_from_json
 from runner.plan.time.network import one_link
 from runner.plan.values import Link
@@ -32,9 +32,16 @@ ORDERS = (Order("1f1b", 1), Order("interleaved_1f1b", 2), Order("zb_h1", 1), Ord
 
 
 def kept(
-    name: str, draw: random.Random, layers: int, forward: list[float], share: float, *, moved: bool = False
+    name: str,
+    draw: random.Random,
+    layers: int,
+    forward: list[float],
+    share: float,
+    *,
+    again: float = 0.0,
+    moved: bool = False,
 ) -> Kept:
-    again = (0.0 if name == "none" else 1.0) + moved * draw.uniform(0.1, 1.5)
+    again += moved * draw.uniform(0.1, 1.5)
     backward = tuple(Line(0.0, (2.0 + again) * each) for each in forward)
     saved = tuple(Line(share * draw.uniform(0.0, 0.3), share * draw.uniform(0.5, 1.2)) for _ in range(layers))
     half = tuple(Line(0.0, each / 2) for _, each in backward)
@@ -52,7 +59,7 @@ def division(tensor: int, draw: random.Random, layers: int) -> Division:
         gradient=weight,
         state=tuple(2 * each for each in weight),
         boundary=tuple(draw.uniform(0.1, 0.5) for _ in range(layers)),
-        kept=(kept("none", draw, layers, forward, 1.0), kept("full", draw, layers, forward, 0.2)),
+        kept=(kept("none", draw, layers, forward, 1.0), kept("full", draw, layers, forward, 0.2, again=1.0)),
     )
 
 
@@ -89,45 +96,76 @@ def with_host(seed: int) -> PlanningProblem:
     return replace(of, divisions=tuple(map(moved, of.divisions)), memory=less, host_update=update)
 
 
-def exhaustive(of: PlanningProblem) -> float:
-    """The least seconds of all layouts, orders, cuts and ways to keep; the search's bounds are not used."""
-    best, orders = float("inf"), Orders()
-    for family in families(of):
-        order = orders.of(family.order, family.pipeline, family.microbatches)
-        if order is None or order.stages > len(of.layers):
-            continue
-        divided = next(each for each in of.divisions if each.tensor == family.tensor)
-        samples = of.batch / (family.data * family.microbatches)
-        table = StageTable(of, Setting(divided, samples, family.microbatches, family.data, family.zero, family.in_host))
-        candidates = all_of(order, table, range(len(divided.ways)))
-        seconds, peaks = table.step_seconds(candidates, order), table.peaks(candidates, order).max(axis=0)
-        fitting = seconds[peaks <= of.memory[1]]
-        best = min(best, float(fitting.min())) if fitting.size else best
-        assert family.bound <= seconds.min() * (1 + 1e-12)  # no candidate undercuts its bound
-    return best
+def holds_its_bound(bounds: dict[Layout, Family], layout: Layout, least: float) -> None:
+    """No candidate of a layout undercuts the bound that the search has of it."""
+    if layout in bounds:
+        assert bounds[layout].bound <= least * (1 + 1e-12)
 
 
-@pytest.mark.costly
+def larger(seed: int) -> PlanningProblem:
+    """A problem of four or eight ranks and up to ten layers, which may be kept in two ways or three."""
+    draw = random.Random(seed)
+    layers, ranks, heavy = draw.randint(8, 10), draw.choice([4, 8]), draw.choice([1, 6])
+
+    def divided(tensor: int) -> Division:
+        one = division(tensor, draw, layers)
+        forward, each = [line.each for line in one.forward], tuple(heavy * size for size in one.weight)
+        part = kept("part", draw, layers, forward, 0.6, again=0.4)
+        ways = (one.kept[0], part, one.kept[1]) if draw.random() < 0.5 else one.kept
+        return replace(one, weight=each, gradient=each, state=tuple(2 * size for size in each), kept=ways)
+
+    divisions = divided(1), divided(2)
+    limit = int(draw.uniform(1.0, 3.0) * (4 * sum(divisions[0].weight) / ranks + 8))
+    return replace(
+        problem(seed),
+        layers=tuple(f"layer{at}" for at in range(layers)),
+        divisions=divisions,
+        ranks=ranks,
+        batch=draw.choice([8, 16]),
+        memory=dict.fromkeys((1, 2, 4, 8), limit),
+        links=one_link(Link(draw.choice([0.0, 0.01, 0.1, 4.0]), draw.uniform(1.0, 20.0))),
+        fixed=draw.choice([None, {"pipeline": 2}, {"pipeline": ranks}]),
+        step_seconds_per_byte=draw.choice([0.0, 0.01, 0.1]),
+    )
+
+
 @pytest.mark.parametrize("enumerates", [True, False])
-@pytest.mark.parametrize("drawn", [problem, with_host])
+@pytest.mark.parametrize(
+    ("drawn", "seeds"),
+    [
+        pytest.param(problem, range(25), marks=pytest.mark.costly),
+        pytest.param(with_host, range(25), marks=pytest.mark.costly),
+        (larger, range(4)),
+        pytest.param(larger, range(100), marks=pytest.mark.full),
+    ],
+)
 def test_the_joint_plan_is_nearly_the_best_of_all(
-    enumerates: bool, drawn: Callable[[int], PlanningProblem], monkeypatch: pytest.MonkeyPatch
+    enumerates: bool,
+    drawn: Callable[[int], PlanningProblem],
+    seeds: range,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where small spaces are not played whole, so that starts and improvements have to find it."""
-    from runner.plan.planners import joint
+    """Also where small spaces are not played whole, so that starts and improvements have to find it.
 
+    The search leaves out what is no more than 0.1 % faster. Where messages are slow, the best step may have fewer
+    micro-batches than ranks.
+    """
     if not enumerates:
         monkeypatch.setattr(joint, "_WHOLE", 0)
     gaps = []
-    for seed in range(25):
+    for seed in seeds:
         of = drawn(seed)
-        least = exhaustive(of)
+        bounds = {
+            Layout(each.pipeline, each.data, each.tensor, each.microbatches, each.order, each.zero, each.in_host): each
+            for each in families(of)
+        }
+        least = least_seconds(of, partial(holds_its_bound, bounds))
         answers = JointSearch(of, EFFORTS["normal"]).run().answers
         fitting = [each.seconds for each in answers if (each.peak_bytes or 0) <= of.memory[1]]
         assert bool(fitting) == (least < float("inf")), f"seed {seed}"
         if fitting:
             gaps.append(min(fitting) / least - 1)
-    assert len(gaps) >= 15
+    assert len(gaps) >= 0.6 * len(seeds)
     assert min(gaps) >= -1e-12
     assert max(gaps) <= 0.03
     assert sum(gaps) / len(gaps) <= 0.001

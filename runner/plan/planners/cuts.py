@@ -37,7 +37,9 @@ def starts(table: StageTable, order: PlayedOrder, limit: float, ways: Sequence[i
     by_pressure = sorted(range(len(order.groups)), key=lambda each: (-order.pressure(order.groups[each]), each))
     found: dict[tuple[Cut, Cut], None] = {}
     for kept in _patterns(table, order, by_pressure, ways):
-        for cut in (_even(table.num_layers, order.stages), _fast(table, order, kept, limit)):
+        shared = max(map(len, order.stages_of)) > 1  # then a stage may have more than its even share of the memory
+        limits = (limit, np.inf) if shared else (limit,)
+        for cut in (_even(table.num_layers, order.stages), *(_fast(table, order, kept, each) for each in limits)):
             if cut is not None:
                 found[cut, kept] = None
     return _together(found)

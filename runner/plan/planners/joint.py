@@ -19,6 +19,7 @@ from runner.plan.planners.orders import Orders, PlayedOrder, copies_in
 from runner.plan.planners.stages import Candidates, Setting, StageTable, state_bytes
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.schedule.catalogue.registry import SPECS
+from runner.schedule.simulation.batched import Numbers
 
 __all__ = ["EFFORTS", "TIE", "Effort", "Family", "Found", "JointSearch", "divisors", "families", "lower_bound"]
 
@@ -30,6 +31,8 @@ _HOPELESS = 1.05  # times the best step: a family whose closed form is beyond th
 _CHEAP = 0.01  # of the work that may be done: until then everything that the bounds allow is looked at
 _MOST = 32  # micro-batches for each stage: more leave a bubble of less than 3 %
 _SAME = 1e-9
+_STARTS = 6  # candidates of a family from which improvements begin
+_WEIGHTS = (1.0, 4.0, 16.0, 64.0)  # of the memory that a candidate lacks, one after the other
 TIE = 1e-3
 """Steps that differ by less than this part are equal: the simpler one is taken."""
 
@@ -97,6 +100,8 @@ class _Best:
     peak: float
     limit: float
     is_free: bool = False  # whether it is the fastest of all, also of those that do not fit
+    starts: Candidates | None = None  # from which improvements begin, the most promising first; None: it has none
+    promise: float = 0.0  # seconds of the first of them, longer by the part of the memory that it lacks
 
     @property
     def fits(self) -> bool:
@@ -158,9 +163,11 @@ class JointSearch:
             best = self._started(family, self._limit(family))
             if best is not None and best.fits:
                 self._fastest = min(self._fastest, best.seconds)
-        near = sorted(self._best.values(), key=_rank)[: self.effort.improved]
-        for each in near:
-            if each.fits and each.seconds <= self._fastest * _NEAR:
+        open_ones = [each for each in self._best.values() if each.starts is not None]
+        for number, each in enumerate(sorted(open_ones, key=lambda each: (each.promise, _rank(each)))):
+            if number >= self.effort.improved and not self._is_cheap:
+                break
+            if each.promise <= self._fastest * _NEAR and each.family.bound < self._fastest:
                 self._improve(each)
         self.found.answers = [self._answer(each) for each in sorted(self._best.values(), key=_rank)]
         return self.found
@@ -200,6 +207,11 @@ class JointSearch:
                 found.append(best)
         return self._answer(min(found, key=_rank)) if found else None
 
+    @property
+    def _is_cheap(self) -> bool:
+        """Whether so little was played that more may be tried than what is most likely to help."""
+        return self._plays <= self.effort.plays * _CHEAP
+
     def _limit(self, family: Family) -> float:
         return float(self.problem.memory[family.pipeline * family.data * family.tensor])
 
@@ -218,14 +230,17 @@ class JointSearch:
         table = StageTable(self.problem, setting)
         ways = range(len(setting.division.ways))
         boundaries = (self.problem.fixed or {}).get("boundaries")
+        is_whole = boundaries is None and num_of_all(len(self.problem.layers), order, len(ways)) <= _WHOLE
         if boundaries is not None:
             candidates = _with_cut(table, order, boundaries, ways)
-        elif num_of_all(len(self.problem.layers), order, len(ways)) <= _WHOLE:
+        elif is_whole:
             candidates = all_of(order, table, ways)
         else:
             candidates = starts(table, order, limit, ways)
         self.found.families += 1
         best = self._of_all(family, table, order, candidates, limit)
+        if is_whole or boundaries is not None or order.compiled is None:
+            best.starts = None  # there is nothing to improve
         self._best[_key(family)] = best
         return best
 
@@ -233,29 +248,65 @@ class JointSearch:
         self, family: Family, table: StageTable, order: PlayedOrder, candidates: Candidates, limit: float
     ) -> _Best:
         """The fastest of the candidates that fit, else the one with the lowest peak."""
-        seconds, peaks = table.step_seconds(candidates, order), table.peaks(candidates, order).max(axis=0)
+        seconds, peaks = self._played(table, order, candidates)
+        most = peaks.max(axis=0)
+        fitting = most <= limit
+        number = int(np.argmin(np.where(fitting, seconds, np.inf)) if fitting.any() else np.argmin(most))
+        chosen = float(seconds[number]), float(most[number])
+        is_free = bool(seconds[number] == seconds.min())
+        promise = _weighed(seconds, peaks, limit, _WEIGHTS[0])
+        first = np.argsort(promise, kind="stable")[:_STARTS]
+        starts = Candidates(candidates.cuts[:, first], candidates.kept[:, first])
+        only = candidates.only(number)
+        return _Best(family, table, order, only, *chosen, limit, is_free, starts, float(promise[first[0]]))
+
+    def _played(self, table: StageTable, order: PlayedOrder, candidates: Candidates) -> tuple[Numbers, Numbers]:
+        """Seconds of each candidate, and the bytes of each rank."""
         self._plays += order.num_actions * candidates.count
         self.found.evaluated += candidates.count
-        fitting = peaks <= limit
-        number = int(np.argmin(np.where(fitting, seconds, np.inf)) if fitting.any() else np.argmin(peaks))
-        chosen = float(seconds[number]), float(peaks[number])
-        is_free = bool(seconds[number] == seconds.min())
-        return _Best(family, table, order, candidates.only(number), *chosen, limit, is_free)
+        return table.step_seconds(candidates, order), table.peaks(candidates, order)
 
     def _improve(self, best: _Best) -> None:
-        """Change one thing at a time, the one that helps most, until nothing helps."""
-        ways = range(len(best.table.setting.division.ways))
-        if best.order.compiled is None or (self.problem.fixed or {}).get("boundaries") is not None:
+        """Change one thing at a time, the one that helps most, until nothing helps.
+
+        That begins with the best; where little was played so far, with other candidates, too, and where none fits, with
+        the most promising one.
+        """
+        if best.starts is None:
             return
-        for _ in range(_ROUNDS):
-            if self._plays > self.effort.plays:
-                self.found.complete = False
-                return
-            around = neighbours(best.candidate, best.order, best.table, ways)
-            other = self._of_all(best.family, best.table, best.order, around, best.limit)
-            if not other.fits or other.seconds >= best.seconds * (1 - _SAME):
-                return
-            best.candidate, best.seconds, best.peak = other.candidate, other.seconds, other.peak
+        self._descend(best, best.candidate, _WEIGHTS[-1:])
+        for number in range(best.starts.count):
+            if not self._is_cheap and (best.fits or number):
+                break
+            self._descend(best, best.starts.only(number), _WEIGHTS)
+        if best.fits:
+            self._fastest = min(self._fastest, best.seconds)
+
+    def _descend(self, best: _Best, candidate: Candidates, weights: Sequence[float]) -> None:
+        """Go from a candidate to its best neighbour while there is a better one, and keep the best that fits.
+
+        One that does not fit counts as slower by the part of the memory that its ranks lack, at first a little, so that
+        the way to a fast one that fits may lead through others.
+        """
+        ways, table, order = range(len(best.table.setting.division.ways)), best.table, best.order
+        for weight in weights:
+            here = float(_weighed(*self._played(table, order, candidate), best.limit, weight)[0])
+            for _ in range(_ROUNDS):
+                if self._plays > self.effort.plays:
+                    self.found.complete = False
+                    return
+                around = neighbours(candidate, order, table, ways)
+                seconds, peaks = self._played(table, order, around)
+                most = peaks.max(axis=0)
+                least = int(np.argmin(np.where(most <= best.limit, seconds, np.inf)))
+                if most[least] <= best.limit and (not best.fits or seconds[least] < best.seconds * (1 - _SAME)):
+                    best.candidate, best.seconds = around.only(least), float(seconds[least])
+                    best.peak = float(most[least])
+                weighed = _weighed(seconds, peaks, best.limit, weight)
+                next_one = int(np.argmin(weighed))
+                if weighed[next_one] >= here * (1 - _SAME):
+                    break
+                candidate, here = around.only(next_one), float(weighed[next_one])
 
     def _answer(self, best: _Best) -> PlanningAnswer:
         cut = best.candidate.cuts[:, 0].tolist()
@@ -276,6 +327,13 @@ class JointSearch:
             moved=tuple(stage for stage, way in enumerate(ways) if way.moved),
             states_in_host=family.in_host,
         )
+
+
+def _weighed(seconds: Numbers, peaks: Numbers, limit: float, weight: float) -> Numbers:
+    """Seconds, longer by ``weight`` times the parts of its memory that each rank lacks."""
+    lacks = np.maximum(peaks / limit - 1, 0.0).sum(axis=0)
+    found: Numbers = seconds * (1 + weight * lacks)
+    return found
 
 
 def _rank(best: _Best) -> tuple[bool, float, int]:
@@ -408,7 +466,7 @@ def _microbatches(problem: PlanningProblem, pipeline: int, data: int) -> list[in
     if pipeline == 1:
         return found
     few = found if len(found) > 2 else sorted({*found, min(share, 4 * pipeline)})
-    return [each for each in few if pipeline <= each <= _MOST * pipeline] or [max(few)]
+    return [each for each in few if each <= _MOST * pipeline] or [max(few)]
 
 
 def _orders(problem: PlanningProblem, pipeline: int) -> list[Order | None]:
