@@ -11,6 +11,10 @@ from requests_in_threads import batches, trained
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from runner.config.compose.resolve import resolve
+from runner.errors import RunFailedError
+from runner.model.load import load_model
+
 WIDTH = 6
 
 
@@ -58,8 +62,38 @@ class Mapped(Plain):
         return made
 
 
+class Centred(Plain):
+    """What it follows is changed before its first layer, and is read by the layers that follow."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.mean += 0.1 * (x.mean(0) - self.mean)
+        return super().forward(x * self.mean)
+
+
 def build(kind: str) -> nn.Module:
-    return {"keywords": Keywords, "dataclass": Returned, "vmap": Mapped}[kind]()
+    return {"keywords": Keywords, "dataclass": Returned, "vmap": Mapped, "buffer": Centred}[kind]()
+
+
+def running() -> nn.Sequential:
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.register_buffer("mean", torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made, mean = super().forward(x), self.get_buffer("mean")
+            with torch.no_grad():
+                mean.lerp_(made.mean(0), 0.1)
+            return made * mean
+
+    return nn.Sequential(Scaled(), Scaled())
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -82,12 +116,13 @@ def loss(output: Any, target: Tensor) -> Tensor:
     return mse_loss(output.value, target) + inner.factor * inner.hidden.square().mean()
 
 
-@pytest.mark.parametrize("kind", ["keywords", "dataclass", "vmap"])
+@pytest.mark.parametrize("kind", ["keywords", "dataclass", "vmap", "buffer"])
 def test_in_two_stages(kind: str) -> None:
     here = "test_forms_of_forwards"
     words = [f"{key}.target={here}:{name}" for key, name in (("model", "build"), ("data", "Rows"), ("loss", "loss"))]
     words += [f"model.kwargs.kind={kind}", f"data.kwargs.kind={kind}", "data.batch_size=8", "seed=3"]
-    losses, state = trained(words, pipeline=2, microbatches=2, steps=3)
+    assert len(load_model(resolve([*words, "parallelism.pipeline=2", "device=cpu"])).layers) >= 2
+    losses, state = trained(words, pipeline=2, microbatches=1 if kind == "buffer" else 2, steps=3)
     torch.manual_seed(3)
     model, expected = build(kind), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -100,3 +135,10 @@ def test_in_two_stages(kind: str) -> None:
     assert losses == pytest.approx(expected, rel=2e-6)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-6)
+
+
+def test_a_buffer_that_a_later_micro_batch_changes_is_told() -> None:
+    here = "test_forms_of_forwards"
+    words = [f"model.target={here}:running", f"data.target={here}:Rows", "data.kwargs.kind=''", "data.batch_size=8"]
+    with pytest.raises(RunFailedError, match=r"read it as buffer\.clone\(\), and schedule\.microbatches=1"):
+        trained([*words, f"loss.target={here}:loss"], pipeline=2, microbatches=2, steps=1)

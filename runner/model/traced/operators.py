@@ -38,6 +38,7 @@ from runner.model.traced.decided import asks_for_a_bool, deciding_comparisons
 from runner.model.traced.left_out import refuse_left_out
 from runner.model.traced.lengths import fixes_a_size, following_lengths
 from runner.model.traced.modes import computes_alike
+from runner.model.traced.writes import written_early
 
 __all__ = ["Program", "trace", "trace_mode"]
 
@@ -198,10 +199,12 @@ def _export(model: nn.Module, inputs: Any) -> Program:
     outputs = next(iter(node for node in graph.nodes if node.op == "output")).args[0]
     kinds = [spec.kind for spec in exported.graph_signature.output_specs]
     assert all(kind is OutputKind.USER_OUTPUT for kind in kinds), "exports before decomposition mutate in place"
-    computing = (node for node in graph.nodes if node.op in ("call_function", "get_attr"))
+    computing = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
     return Program(
         owner=exported.graph_module,
-        nodes=tuple(node for node in computing if not any(name in str(node.target) for name in _DROPPED)),
+        nodes=tuple(
+            node for node in written_early(computing, weights) if not any(name in str(node.target) for name in _DROPPED)
+        ),
         weights=weights,
         constants=constants,
         inputs=tuple(given),
