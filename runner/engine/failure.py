@@ -17,6 +17,10 @@ __all__ = ["describe_place", "draw_place", "explain_failure"]
 
 _MOST_MICROBATCHES_DRAWN = 32
 _OP_OF_PAYLOAD = {Payload.ACTIVATION: Op.F, Payload.GRADIENT: Op.B, Payload.STASH: Op.F}
+_CHANGED = (
+    "the forward of another micro-batch may have changed a buffer that this backward reads; a forward can read it as "
+    "buffer.clone(), and schedule.microbatches=1 has one micro-batch alone"
+)
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -38,6 +42,8 @@ def explain_failure(
         return error
     rank = view.pipeline[view.position]
     known = out_of_range(error, stages.get(action.stage))
+    if known is None and "modified by an inplace operation" in str(error):
+        known = _CHANGED
     what = f"{error}: {known}" if known is not None else str(error)
     lines = [
         f"{action} failed on rank {rank} {_held(action, stages)}: {type(error).__name__}: {what}{_where(error)}",
