@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from whole_runs import peaks, train
 
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
+from runner.errors import RequestError
+from runner.launch.run.find_layout import FoundLayout, find_layout
 
 _SAMPLES, _STEPS, _RATE, _EPS, _DECAY = 8, 2, 0.01, 1e-3, 0.1
 _DATA = """
@@ -44,6 +50,19 @@ def alone(name: str, folder: Path) -> list[float]:
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
+
+
+def every_step(found: FoundLayout) -> Iterator[float]:
+    """Seconds of whole plans with what is named: all orders and micro-batches, and all cuts, of very many a part."""
+    problem, answer = found.problem, found.chosen.best.answer
+    for order, count in product(problem.orders, (1, 2, 4, 8)):
+        stages = answer.pipeline * order.chunks
+        cuts = [(0, *inner, len(problem.layers)) for inner in combinations(range(1, len(problem.layers)), stages - 1)]
+        for cut in cuts[:: 1 + len(cuts) // 20]:
+            ranges = tuple((first, end - 1) for first, end in pairwise(cut))
+            other = replace(answer, order=order, microbatches=count, stages=ranges, kept=("none",) * stages)
+            with suppress(RequestError):  # some orders take no fewer micro-batches
+                yield found.judge.plan(found.judge.keys(other)).time.step_seconds
 
 
 @pytest.mark.costly
@@ -80,6 +99,10 @@ def test_it_trains_as_one_process(
     for word in named[1:]:
         key, _, degree = word.removeprefix("parallelism.").partition("=")
         assert found["layout"][key] == int(degree)
+    layout = find_layout(words)
+    steps = [*every_step(layout)]
+    assert len(steps) > 100
+    assert layout.chosen.best.plan.time.step_seconds <= min(steps) * 1.03
     (tmp_path / "run").mkdir()
     run = train(resolve(found["request"]), tmp_path / "run")
     assert all(counted <= predicted for counted, predicted in peaks(run))

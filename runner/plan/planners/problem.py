@@ -300,8 +300,12 @@ def _division(
             profiles.insert(0, profiles[0])
     else:
         profiles.append(profiled(sizes[1]))
+    shown = profiles
+    if tensor > 1 and sizes[0] == sizes[1]:  # the latency of what parts exchange does not grow with the samples
+        sizes = [sizes[0], _sizes(config)[1]]
+        shown = [profiles[0], for_samples(profiles[0], sizes[1])]
     drafts = [
-        _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, profiles, strict=True)
+        _draft(alone(config, tensor, size), each, machine) for size, each in zip(sizes, shown, strict=True)
     ]  # a message's latency is the same for all sizes
     rows = [draft.profile for draft in drafts]
     whole = rows[0]
