@@ -6,6 +6,8 @@ of a request at once; only the outermost caller turns a list into an exception.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,9 +29,13 @@ __all__ = [
     "RunFailedError",
     "RunnerError",
     "did_you_mean",
+    "override_word",
     "raise_problems",
+    "typed_word",
 ]
 
+_UNQUOTED = re.compile(r"[\w.+-]*/[\w./+-]*|[a-z][\w.+-]*", re.ASCII | re.IGNORECASE)  # a text in Hydra's grammar
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
 _LETTERS_PER_SLIP = 4
 _MOST_OF_A_VALUE = 8  # problems that are told
 
@@ -147,6 +153,21 @@ def raise_problems(problems: Iterable[Problem]) -> None:
     found = list(problems)
     if found:
         raise RequestError(found)
+
+
+def override_word(key: str, value: object) -> str:
+    """The override that gives a key a text, with Hydra's quotes where its grammar would read something else."""
+    text = str(value)
+    if _UNQUOTED.fullmatch(text) and text.lower() not in _NO_TEXT:
+        return f"{key}={text}"
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)
+    ending = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f'{key}="{ending}"'
+
+
+def typed_word(key: str, value: object) -> str:
+    """The same as it is typed in a shell, which takes a level of quotes away."""
+    return shlex.quote(override_word(key, value))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

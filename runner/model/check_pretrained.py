@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from runner.config.schema import ModelConfig, RunConfig
-from runner.errors import Problem, raise_problems
+from runner.errors import Problem, raise_problems, typed_word
 from runner.model.adapter import names_of_base, target_problems
 from runner.model.embeddings import train_problems
 from runner.model.freeze import freeze_problems
@@ -101,7 +101,7 @@ def _file_for_folder(config: RunConfig, folder: Path) -> Problem:
     """A single problem instead of one for each tensor, whose advice would be to leave the weights fresh."""
     rule = f"must fit the model that model={config.model.name} makes"
     why = f"A file names no architecture; {config.model.config_file} beside it does, and is read with the folder"
-    return Problem("model.pretrained", config.model.pretrained, rule, why, f"model.pretrained={folder}")
+    return Problem("model.pretrained", config.model.pretrained, rule, why, typed_word("model.pretrained", folder))
 
 
 def pattern_problems(config: RunConfig) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -10,9 +11,10 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
+from runner.errors import RequestError, override_word
 from runner.launch.local.ranks import stopped_by_another, stopped_early
-from runner.launch.run.directory import last_run, run_directory_problems
-from runner.launch.run.going_on import command_that_continues, run_dir_word
+from runner.launch.run.directory import last_run, run_directory_problems, taken_directory
+from runner.launch.run.going_on import command_that_continues
 from runner.launch.run.resume import with_checkpoint
 from runner.record import RunRecord, Status
 
@@ -49,10 +51,27 @@ NAMES = ("a b, c", "lr=1e-3", "(old) [1] {2}", "über", 'a"b', "it's", "a\\", 'a
 
 def test_a_directory_of_any_name_can_be_typed() -> None:
     """Each as the value of an argument of the model, so that one request tells all."""
-    words = [run_dir_word(name).replace("run_dir=", f"+model.kwargs.name{at}=") for at, name in enumerate(NAMES)]
+    words = [override_word(f"+model.kwargs.name{at}", name) for at, name in enumerate(NAMES)]
     kwargs = resolve(["model=mlp", *words]).model.kwargs
     assert tuple(kwargs[f"name{at}"] for at in range(len(NAMES))) == NAMES
-    assert resolve(["model=mlp", run_dir_word("2026")]).run_dir == "2026"
+    assert resolve(["model=mlp", override_word("run_dir", "2026")]).run_dir == "2026"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advice_with_a_directory_of_any_name_can_be_typed(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    _record(directory, "ok")
+    problem = taken_directory(directory)
+    assert problem is not None
+    (word,) = shlex.split(problem.fix)
+    assert resolve(["model=mlp", word]).run_dir == f"{directory}_again"
+
+
+def test_an_override_that_cannot_be_read_is_advised_in_quotes() -> None:
+    with pytest.raises(RequestError) as refused:
+        resolve(["model=mlp", "run_dir=it's (a)=b,c"])
+    (word,) = shlex.split(refused.value.problems[0].fix)
+    assert resolve(["model=mlp", word]).run_dir == "it's (a)=b,c"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_grou
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
 from runner.config.compose.synonyms import ACCUMULATED, meant, no_option, option_called
-from runner.errors import Problem, did_you_mean
+from runner.errors import Problem, did_you_mean, typed_word
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override, RangeSweep
@@ -104,7 +105,7 @@ def _unreadable(line: str) -> Problem:
         return Problem("argument", line, "an override is KEY=VALUE", why)
     if (number := _number(value.rstrip(",;"))) is not None:
         return Problem(key, value, "the value cannot be read", "A number has nothing after it", f"{key}={number}")
-    return Problem(key, value, "the value cannot be read", why, f"'{key}=\"{value.strip(chr(34))}\"'")
+    return Problem(key, value, "the value cannot be read", why, typed_word(key, value.strip('"')))
 
 
 def _number(text: str) -> str | None:
@@ -183,7 +184,7 @@ def _refused(line: str, override: Override) -> list[Problem]:
         return [Problem(key, shown, "several values make a sweep", "A plain command runs one job", f"{line} -m")]
     if override.is_hydra_override():
         why = "The runner starts, names and places its runs itself"
-        fix = f"run_dir={shown}" if key in ("hydra.run.dir", "hydra.sweep.dir") else ""
+        fix = shlex.quote(f"run_dir={shown}") if key in ("hydra.run.dir", "hydra.sweep.dir") else ""
         return [Problem(key, shown, "Hydra's own settings are not used", why, fix)]
     if override.package is not None:
         why = "Every option has one place in a request"

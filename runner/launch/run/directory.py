@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from runner.config.schema import RunConfig
-from runner.errors import Problem, raise_problems
-from runner.launch.run.going_on import run_dir_word
+from runner.errors import Problem, raise_problems, typed_word
 from runner.record import RECORD_FILE, RunRecord
 
 __all__ = [
@@ -110,7 +109,7 @@ def taken_directory(directory: Path) -> Problem | None:
         record = RunRecord.load(directory)
         if record.status != "ok":
             return Problem("run_dir", directory, rule, f"{why}; that run is not complete", "resume=auto")
-    return Problem("run_dir", directory, rule, why, run_dir_word(f"{directory}_again"))
+    return Problem("run_dir", directory, rule, why, typed_word("run_dir", f"{directory}_again"))
 
 
 def _holds_a_run(directory: Path) -> bool:

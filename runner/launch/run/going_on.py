@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
 
-__all__ = ["command_that_continues", "run_dir_word", "short_path"]
+from runner.errors import override_word
 
-_UNQUOTED = re.compile(r"[\w.+-]*/[\w./+-]*|[a-z][\w.+-]*", re.ASCII | re.IGNORECASE)  # a text in Hydra's grammar
-_NO_TEXT = ("null", "true", "false", "nan", "inf")
+__all__ = ["command_that_continues", "short_path"]
+
 _MODULE = ("runner", "__main__.py")  # the end of the path that Python runs for python -m runner
 
 
@@ -24,17 +23,9 @@ def command_that_continues(command: str, run_dir: Path) -> str:
     left_out = ("run_dir=",) if is_sweep else ("run_dir=", "resume=")
     kept = [word for word in words if not word.lstrip("+").startswith(left_out)]
     started = ["python", "-m", program] if Path(sys.argv[0]).parts[-2:] == _MODULE else [program]
-    return shlex.join([*started, *kept, run_dir_word(short_path(run_dir)), *(() if is_sweep else ("resume=auto",))])
-
-
-def run_dir_word(run_dir: Path | str) -> str:
-    """The override that names a directory, with Hydra's quotes where its grammar would read something else."""
-    text = str(run_dir)
-    if _UNQUOTED.fullmatch(text) and text.lower() not in _NO_TEXT:
-        return f"run_dir={text}"
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)
-    ending = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return f'run_dir="{ending}"'
+    return shlex.join(
+        [*started, *kept, override_word("run_dir", short_path(run_dir)), *(() if is_sweep else ("resume=auto",))]
+    )
 
 
 def short_path(path: Path) -> Path:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, Problem, RequestError, RunFailedError
+from runner.errors import EXIT_FAILED, Problem, RequestError, RunFailedError, typed_word
 from runner.files import new_file_beside, remove_unfinished
 from runner.launch.run.directory import create_run_directory
 from runner.launch.run.resume import AUTO, with_checkpoint
@@ -316,7 +316,7 @@ def _in_use(path: Path, text: str) -> InUseError:
     owner = Owner.from_text(text)
     who = owner.line() if owner is not None else f"{path} is touched by a process that it does not name"
     why = f"{who[0].upper()}{who[1:]}; `runner report {path.parent}` shows how far it is"
-    fix = f"run_dir={path.parent}_again"
+    fix = typed_word("run_dir", f"{path.parent}_again")
     return InUseError([Problem("run_dir", path.parent, "must not be in use by another command", why, fix)])
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
-from runner.errors import Problem, raise_problems
+from runner.errors import Problem, raise_problems, typed_word
 from runner.launch.run.directory import last_run
-from runner.launch.run.going_on import command_that_continues, run_dir_word
+from runner.launch.run.going_on import command_that_continues
 from runner.record import RECORD_FILE, RunRecord, StepLog, read_steps
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _steps_as_saved(run_dir: Path, history: History) -> int:
 def _newest(config: RunConfig) -> Path | None:
     if config.run_dir is None:
         last = last_run(config.name)
-        continues = f"; {run_dir_word(last)} continues the last run of this name" if last is not None else ""
+        continues = f"; {typed_word('run_dir', last)} continues the last run of this name" if last is not None else ""
         logger.warning("resume=auto without run_dir: the run starts anew, in a new directory%s", continues)
         return None
     directory = Path(config.run_dir, CHECKPOINTS)
@@ -166,7 +166,7 @@ def _refused(config: RunConfig, path: Path, rule: str, why: str, instead: Path |
     misfits = _model_problems(config, *read_progress(instead), instead)
     if misfits:
         return Problem("resume", path, rule, f"{why}; {instead} is of another model: {misfits[0].why}")
-    return Problem("resume", path, rule, why, f"resume={instead}")
+    return Problem("resume", path, rule, why, typed_word("resume", instead))
 
 
 def _newest_of(paths: Sequence[Path]) -> Path | None:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Problem, RequestError, raise_problems
+from runner.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Problem, RequestError, raise_problems, typed_word
 from runner.launch.needs.packages import missing_packages
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory, run_directory_problems
-from runner.launch.run.going_on import command_that_continues, run_dir_word, short_path
+from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.sweep.jobs import Request, Sweep, run_all
 from runner.launch.sweep.layouts import search_problems
@@ -222,7 +222,7 @@ def _alone(directory: Path) -> Iterator[None]:
         if not alone:
             why = "Another process runs this sweep: `runner report` shows how far it is"
             raise_problems(
-                [Problem("run_dir", directory, "must not be in use", why, run_dir_word(f"{directory}_again"))]
+                [Problem("run_dir", directory, "must not be in use", why, typed_word("run_dir", f"{directory}_again"))]
             )
         yield
 
@@ -232,7 +232,11 @@ def _ledger(directory: Path) -> Ledger:
         return Ledger.load(directory)
     except ValueError as error:
         raise_problems(
-            [Problem("run_dir", directory, "must hold a sweep", str(error), run_dir_word(f"{directory}_again"))]
+            [
+                Problem(
+                    "run_dir", directory, "must hold a sweep", str(error), typed_word("run_dir", f"{directory}_again")
+                )
+            ]
         )
         raise
 
