@@ -33,13 +33,18 @@ def loaded(module: Any, target: str, *, with_test: bool = False) -> tuple[Loaded
 
     Raises:
         RequestError: a loader is not a single DataLoader, or draws samples in its own order; or the module changes
-            batches.
+            batches, or keeps a state.
     """
     for hook in _TRANSFERS:
         if _defines(module, hook):
             why = "It is not called: batches come from the loaders' datasets and go to the engine as they are"
             fix = "changing samples in the dataset, or batches in the collate_fn of the loader"
             raise RequestError([Problem("data.target", target, f"must not define {hook}", why, fix)])
+    for name in ("state_dict", "load_state_dict"):
+        if _defines(module, name):
+            why = "It is not called: a run continues at the step's samples, or by the dataset's own state_dict"
+            fix = "keeping that state in the dataset"
+            raise RequestError([Problem("data.target", target, f"must not define {name}", why, fix)])
     module.prepare_data()
     module.setup("fit")
     train = _of_loader(module.train_dataloader(), "train_dataloader", target)
@@ -74,6 +79,10 @@ def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
         rule = "must leave the order of its samples to the runner"
         why = f"{hook}() draws them by a {type(own).__name__}; step k takes samples [kB, (k+1)B) in the seeded order"
         raise RequestError([Problem("data.target", target, rule, why)])
+    if loader.worker_init_fn is not None:
+        rule, why = "must leave worker_init_fn out", f"{hook}() has one, which no worker would call"
+        fix = "preparing workers in the dataset, whose samples are seeded one by one"
+        raise RequestError([Problem("data.target", target, rule, why, fix)])
     # Without automatic batching, the items of the dataset are already batches.
     if loader.batch_size is None and loader.batch_sampler is None:
         rule, why = "must have samples, which the runner puts into batches", f"{hook}() has batch_size=None"

@@ -51,6 +51,19 @@ class Augments(pl.LightningDataModule):
         return batch[0].flip(1), batch[1]
 
 
+class Counts(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(rows(), batch_size=4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 3}
+
+
+class Prepares(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(rows(), batch_size=4, worker_init_fn=print)
+
+
 @pytest.mark.parametrize("steps", [4, 1])
 def test_a_step_that_leaves_a_batch_out_ends_the_run(steps: int) -> None:
     trainer = pl.Trainer(strategy=PipelineStrategy(stages=1, microbatches=1), accelerator="cpu", logger=False,
@@ -70,7 +83,15 @@ def test_layers_that_are_made_in_the_run_are_refused() -> None:
     assert problem.rule == "must make its layers in Late.__init__, and has none"
 
 
-def test_a_hook_that_changes_batches_is_refused() -> None:
-    config = resolve([f"data.target={HERE}:Augments", "data.batch_size=4", "model=mlp"])
-    with pytest.raises(RequestError, match="must not define on_after_batch_transfer"):
+@pytest.mark.parametrize(
+    ("module", "rule"),
+    [
+        ("Augments", "must not define on_after_batch_transfer"),
+        ("Counts", "must not define state_dict"),
+        ("Prepares", "must leave worker_init_fn out"),
+    ],
+)
+def test_what_is_not_called_of_a_datamodule_is_refused(module: str, rule: str) -> None:
+    config = resolve([f"data.target={HERE}:{module}", "data.batch_size=4", "model=mlp"])
+    with pytest.raises(RequestError, match=rule):
         load_datasets(config.data, config.seed)
