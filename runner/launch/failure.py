@@ -67,6 +67,8 @@ class RankFailure:
         Args:
             run_dir: where the run writes. If it cannot be written any more, this explains an error of the system.
         """
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            error = error.__context__  # for which Lightning ends the process
         found = _in_loader_worker(str(error))
         cause = unwritable(run_dir) if run_dir is not None and isinstance(error, OSError) else None
         cause = cause or _shared_memory_full(str(error))

@@ -28,8 +28,13 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
     """Set the variables of a rank; an address and a port that are set already are kept.
 
     Raises:
-        RequestError: the ranks are on several machines, and nothing tells where rank 0 is.
+        RequestError: a variable is missing, or the ranks are on several machines, and nothing tells where rank 0 is.
     """
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_SIZE"):
+        if f"OMPI_COMM_WORLD_{name}" not in environment:
+            why = "OMPI_COMM_WORLD_SIZE is set, and mpirun sets both"
+            fix = "env -u OMPI_COMM_WORLD_SIZE runner …"
+            raise_problems([Problem(f"OMPI_COMM_WORLD_{name}", None, "must be set", why, fix)])
     rank, world_size = int(environment["OMPI_COMM_WORLD_RANK"]), num_ranks(environment)
     local_size = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     if local_size == world_size:

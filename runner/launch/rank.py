@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_PREEMPTED
+from runner.errors import EXIT_PREEMPTED, Problem, raise_problems
 from runner.late import import_late
 from runner.launch.failure import RankFailure, error_file, log_file
 from runner.launch.processes.handed_over import REPORTS_VARIABLE, hand_over
@@ -169,6 +170,16 @@ def open_store(config: RunConfig) -> Store | None:
     return of_this_run(store)
 
 
+def _check_interface() -> None:
+    """Refuse the name of a network interface that this machine has not."""
+    names, known = os.environ.get("GLOO_SOCKET_IFNAME", ""), [name for _, name in socket.if_nameindex()]
+    for name in names.split(","):
+        if name and name not in known:
+            why = f"This machine has {', '.join(known)}"
+            fix = f"GLOO_SOCKET_IFNAME={known[0]}" if known else ""
+            raise_problems([Problem("GLOO_SOCKET_IFNAME", name, "must be a network interface", why, fix)])
+
+
 @contextlib.contextmanager
 def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
     """Hold the process group of all ranks while the block runs: none for a single rank.
@@ -187,8 +198,11 @@ def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
     if store is None:
         yield
         return
+    backend = backend_of(kind)
+    if backend == "gloo":
+        _check_interface()
     torch.distributed.init_process_group(
-        backend_of(kind),
+        backend,
         timeout=timedelta(seconds=config.launcher.message_timeout_seconds),
         store=store,
         rank=int(os.environ["RANK"]),

@@ -39,6 +39,11 @@ def test_the_variables_of_a_rank() -> None:
     assert len(ports) == 1
 
 
+def test_a_variable_of_mpirun_alone_is_refused() -> None:
+    with pytest.raises(RequestError, match="OMPI_COMM_WORLD_LOCAL_SIZE = null: must be set"):
+        become_rank({f"OMPI_COMM_WORLD_{name}": "2" for name in ("RANK", "SIZE", "LOCAL_RANK")})
+
+
 @pytest.mark.costly
 def test_two_ranks_train_as_in_a_local_run_and_save_at_a_signal(tmp_path: Path) -> None:
     two = ("parallelism.pipeline=2", "trainer.max_steps=100000", "run_dir=two")

@@ -21,3 +21,19 @@ def test_the_summary_is_for_people(error: BaseException, told: str) -> None:
     summary = RankFailure.of(error).summary()
     assert summary.startswith(told)
     assert ".cc" not in summary
+
+
+def _interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_for_which_lightning_exits_is_told_with_its_place() -> None:
+    try:
+        try:
+            _interrupts()
+        except KeyboardInterrupt:
+            raise SystemExit(1)  # noqa: B904 (as Lightning does it)
+    except SystemExit as error:
+        summary = RankFailure.of(error).summary()
+    assert summary.startswith("KeyboardInterrupt (")
+    assert summary.endswith("in _interrupts)")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from runner.config.compose.resolve import resolve
-from runner.launch.rank import prepare_process
+from runner.errors import RequestError
+from runner.launch.rank import prepare_process, process_group
 
 
 def test_fp32_products_and_convolutions_keep_all_their_bits() -> None:
@@ -14,3 +17,10 @@ def test_fp32_products_and_convolutions_keep_all_their_bits() -> None:
     prepare_process(resolve(["model=mlp"]))
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
+
+
+def test_a_name_that_no_network_interface_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    refused = pytest.raises(RequestError, match="GLOO_SOCKET_IFNAME = nosuch0: must be a network interface")
+    with refused, process_group(resolve(["model=mlp", "device=cpu"]), HashStore()):
+        raise AssertionError
