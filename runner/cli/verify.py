@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.cli import screen
@@ -51,20 +52,38 @@ def _steps(text: str | None) -> tuple[int, list[Problem]]:
 
 
 def _told(found: Comparison, precision: str) -> str:
-    largest = f"largest differences: loss {found.loss:.3g}, gradients {found.gradients:.3g}, "
-    largest += f"weights {found.weights:.3g}"
+    of_parts = found.of_parts
+    if of_parts is None:
+        return _told_of_whole(found, precision)
+    if not of_parts.equal:
+        whole = _told_of_whole(replace(found, equal=found.first_difference is None), precision)
+        return f"{whole}\nbeside the same parts in one process: {_told_of_whole(of_parts, precision)}"
+    same = f"equal bit for bit over {of_parts.steps} steps to the same parts in one process"
+    if not found.equal or found.first_difference is None:
+        return f"{_told_of_whole(found, precision)}\n{same}"
+    return f"{same}\nto whole layers, only the first step is equal up to the order of sums: {_different(found)}"
+
+
+def _told_of_whole(found: Comparison, precision: str) -> str:
     if found.equal:
         how = "bit for bit" if found.bitwise else "up to the order of sums"
-        return f"equal {how} over {found.steps} steps" + ("" if found.bitwise else f"; {largest}")
-    first = found.first_difference
-    assert first is not None
-    what = f"the {first.quantity} of {first.parameter}" if first.parameter is not None else "the loss"
-    told = f"different from step {first.step} on, first {what}; {largest}"
-    is_first = first.step == 1 and first.quantity != "weight"
-    if found.promise == "bitwise" or is_first or precision == "fp64":
+        return f"equal {how} over {found.steps} steps" + ("" if found.bitwise else f"; {_largest(found)}")
+    told, first = _different(found), found.first_difference
+    if found.promise == "bitwise" or precision == "fp64" or (first is not None and first.is_before_an_update):
         return told
     return (
         f"{told}\nWhat came before is equal up to the order of sums. An optimizer that rounds to fewer bits, as Muon"
         " does, and weights whose gradients are rounding alone may let that grow so far; precision=fp64 tells it from a"
         " mistake."
     )
+
+
+def _different(found: Comparison) -> str:
+    first = found.first_difference
+    assert first is not None
+    what = f"the {first.quantity} of {first.parameter}" if first.parameter is not None else "the loss"
+    return f"different from step {first.step} on, first {what}; {_largest(found)}"
+
+
+def _largest(found: Comparison) -> str:
+    return f"largest differences: loss {found.loss:.3g}, gradients {found.gradients:.3g}, weights {found.weights:.3g}"

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_STEPS = 4
 RECORDING_ENTRY = "runner.training.verify.recording_rank:run_recording_rank"
 _REFERENCE_ENTRY = "runner.training.verify.reference:run_reference"
+_DIVIDED_ENTRY = "runner.training.verify.reference:run_divided_reference"
 _MOST_EXACT_REPLICAS = 2  # a + b = b + a, but the sum of three or more terms depends on their order
 
 
@@ -74,6 +75,8 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     _refuse_own_draws(config, plan)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
     runs = {"layout": (plan.topology.world_size, entry), "one process": (1, _REFERENCE_ENTRY)}
+    if config.parallelism.tensor > 1 and _is_exact(config, plan) and config.parallelism.tensor_sums != "native":
+        runs["the parts in one process"] = (1, _DIVIDED_ENTRY)
     directories: list[Path] = []
     for name, (world_size, each) in runs.items():
         logger.info("%d steps: %s", steps, name)
@@ -88,6 +91,11 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
             _raise(outcome, place)
     seen = config.zero.stage is None and not config.schedule.post_validation
     comparison = compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen)
+    if len(directories) > len(("layout", "one process")):
+        of_parts = compare_runs(directories[0], directories[2], "bitwise", with_gradients=seen)
+        first = comparison.first_difference
+        equal = of_parts.equal and (first is None or not first.is_before_an_update)
+        comparison = replace(comparison, equal=equal, of_parts=of_parts)
     shutil.rmtree(place)
     profile = plan.profile
     return replace(comparison, parameters=profile.num_parameters, trained_parameters=profile.num_trained)
@@ -163,15 +171,19 @@ def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, ent
 
 
 def _promise(config: RunConfig, plan: RunPlan) -> Promise:
-    """``bitwise`` where every sum has one order, else ``rounding``.
+    """``bitwise`` where every sum has one order, else ``rounding``: layers that ranks divide add parts of products."""
+    return "bitwise" if config.parallelism.tensor == 1 and _is_exact(config, plan) else "rounding"
 
-    Bitwise equality needs the CPU, one thread, at most two replicas without ZeRO sharding, micro-batches that are added
-    in order, and no tied weight whose gradients several stages add. Layers that ranks divide add parts of products.
+
+def _is_exact(config: RunConfig, plan: RunPlan) -> bool:
+    """Whether every sum has one order but for those of parts of products.
+
+    This needs the CPU, one thread, at most two replicas without ZeRO sharding, micro-batches that are added in order,
+    and no tied weight whose gradients several stages add.
     """
-    degrees = config.parallelism
-    alone = degrees.data <= _MOST_EXACT_REPLICAS and degrees.tensor == 1 and not config.zero.stage
+    alone = config.parallelism.data <= _MOST_EXACT_REPLICAS and not config.zero.stage
     exact = not uses_cuda(config) and config.trainer.threads == 1 and alone
-    return "bitwise" if exact and plan.schedule.sums_in_order and not _ties_cross(config, plan) else "rounding"
+    return exact and plan.schedule.sums_in_order and not _ties_cross(config, plan)
 
 
 def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:

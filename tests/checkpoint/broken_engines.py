@@ -13,6 +13,7 @@ from runner.config.schema import RunConfig
 from runner.engine.executor import Executor
 from runner.engine.step_ends import StepEnds
 from runner.engine.update.gradients import StageGradients
+from runner.engine.update.update import Update
 from runner.engine.window import Window
 from runner.schedule.values import Action
 from runner.training.verify.recording_rank import run_recording_rank
@@ -55,4 +56,15 @@ def untied_weight(config: RunConfig, run_dir: Path) -> None:
         return [] if self.tag is not None and self.tag.spans_stages else right(self, transport, *of_step)
 
     with patch.object(StageGradients, "reduce", reduce):
+        run_recording_rank(config, run_dir)
+
+
+def rounded_gradient(config: RunConfig, run_dir: Path) -> None:
+    """Gradients are larger by a rounding error before they are applied."""
+    right = Update.open
+
+    def open_larger(self: Update, weight: float) -> None:
+        right(self, weight * (1 - 2.0**-22))
+
+    with patch.object(Update, "open", open_larger):
         run_recording_rank(config, run_dir)

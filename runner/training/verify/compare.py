@@ -43,19 +43,27 @@ class Difference:
     quantity: str
     parameter: str | None
 
+    @property
+    def is_before_an_update(self) -> bool:
+        """Whether it is in what the first step's forwards and backwards give."""
+        return self.step == 1 and self.quantity != "weight"
+
 
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of a layout with one process.
 
     Args:
-        equal: whether they are as equal as promised.
+        equal: whether they are as equal as promised; of divided layers, if ``of_parts`` is, a first step is enough: an
+            optimizer may let rounding grow.
         bitwise: whether they have the same bits.
         promise: what the layout must fulfil: the same bits, or the same up to the order of sums.
         steps: number of optimizer steps compared.
         loss, gradients, weights: largest absolute differences.
         first_difference: None if the runs are equal.
         parameters, trained_parameters: how many the model has, and how many of them are trained.
+        of_parts: the comparison with a plain loop over the same parts of divided layers, which has the same bits; None
+            if there are none, or if their sums have no order.
     """
 
     equal: bool
@@ -68,11 +76,13 @@ class Comparison:
     first_difference: Difference | None
     parameters: int = 0
     trained_parameters: int = 0
+    of_parts: Comparison | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``runner verify --json``."""
         first = self.first_difference
-        return {
+        of_parts = {} if self.of_parts is None else {"of_parts": self.of_parts.to_json()}
+        return of_parts | {
             "equal": self.equal,
             "bitwise": self.bitwise,
             "promise": self.promise,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.engine.loss_scale import LossScale
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors
@@ -41,22 +43,45 @@ from runner.record import RunRecord, StepLog
 from runner.training.data.loading import make_loader
 from runner.training.lightning_module import own_optimizer
 from runner.training.scaling import loss_scaling
+from runner.training.verify.parts import PartOfModel, WholeModel
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 from runner.training.verify.reference_fills import ReferenceFills
 from runner.training.verify.reference_pipelines import ReferencePipelines
 from runner.training.verify.reference_versions import ReferenceVersions
 
-__all__ = ["run_reference"]
+__all__ = ["run_divided_reference", "run_reference"]
 
 
 def run_reference(config: RunConfig, run_dir: Path) -> None:
     """Train in this process as ``config`` says, whatever its degrees, and record the tensors of every step."""
+    _train(config, run_dir, WholeModel())
+
+
+def run_divided_reference(config: RunConfig, run_dir: Path) -> None:
+    """The same for the parts of layers that ranks divide: the loop of each is a thread, of which one runs at a time.
+
+    Their sums are made in the order of the parts, as ranks on a CPU make them, so that a layout has the same bits.
+    """
+    degree = config.parallelism.tensor
+
+    def part(transport: ThreadTransport) -> None:
+        with transport.exclusive():
+            _train(config, run_dir, PartOfModel(transport, degree))
+
+    run_ranks(degree, part)
+
+
+def _train(config: RunConfig, run_dir: Path, parts: WholeModel) -> None:
     seed_process(config.seed)
     import_users_code(config)
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
-    loaded = load_model(config, cut=False, filled=True)
+    profile = RunPlan.load(run_dir).profile
+    is_whole = parts.index is None
+    logits = "" if is_whole else profile.divided_logits
+    loaded = load_model(config, cut=not is_whole, filled=True, shard=parts.index, logits=logits)
     model = cast_module(build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device), dtype)
+    parts.attach(loaded)  # layers are built before ranks meet
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     scale = LossScale(loss_scaling(config))
     own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
@@ -64,7 +89,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config, optimizer)
-    recorded = recorded_steps(config, RunPlan.load(run_dir).profile)
+    recorded = recorded_steps(config, profile)
     fills = ReferenceFills(config, run_dir, optimizer, model, find_ties(loaded.layers))
     versions: ReferenceVersions | ReferencePipelines = ReferenceVersions(config, run_dir, model, optimizer)
     pipelines = 1
@@ -72,7 +97,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
         versions = ReferencePipelines(optimizer)
         trained, pipelines = list(versions.trained), versions.count
     buffers = _ReplicaBuffers(model, config.parallelism.data)
-    with StepLog(run_dir) as log:
+    with StepLog(run_dir) if parts.is_first else nullcontext() as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
             fills.begin(step)
@@ -80,9 +105,9 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
                 config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, fills, versions
             )
             counts = weight != 0.0
-            finite = counts and _all_finite(total, trained)
+            finite = counts and parts.agree(_all_finite(total, trained))
             if finite:
-                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum / pipelines)
+                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum / pipelines, parts)
             is_kept = finite and step + 1 in recorded
             gradients = {name: value.clone() for name, value in gradients_of(model).items()} if is_kept else {}
             fills.end()
@@ -98,10 +123,14 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             versions.stepped()
             if scheduler is not None:
                 scheduler.step()
-            log.write(step=step + 1, loss=total / weight if counts else math.nan, seconds=0.0)
+            if log is not None:
+                log.write(step=step + 1, loss=total / weight if counts else math.nan, seconds=0.0)
             if step + 1 in recorded:
-                write_tensors(run_dir, step + 1, 0, gradients, weights_of(model))
-    RunRecord.load(run_dir).replace(status="ok").save(run_dir)
+                gradients, weights = parts.joined(gradients), parts.joined(weights_of(model))
+                if parts.is_first:
+                    write_tensors(run_dir, step + 1, 0, gradients, weights)
+    if parts.is_first:
+        RunRecord.load(run_dir).replace(status="ok").save(run_dir)
 
 
 class _ReplicaBuffers:
@@ -222,7 +251,9 @@ def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
     return math.isfinite(loss) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
-def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
+def _scale_and_clip(
+    config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float, parts: WholeModel
+) -> None:
     """Turn sums into means and clip them; for weights with fp32 masters, the masters' fp32 gradients."""
     updated = list(trained)
     if isinstance(optimizer, MasterWeights):
@@ -235,13 +266,15 @@ def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[P
             if config.trainer.grad_clip_value is not None:
                 parameter.grad.clamp_(-config.trainer.grad_clip_value, config.trainer.grad_clip_value)
     if config.trainer.grad_clip_norm is not None:
-        _clip(updated, config.trainer.grad_clip_norm)
+        _clip(updated, config.trainer.grad_clip_norm, parts)
 
 
-def _clip(trained: Sequence[Parameter], most: float) -> None:
+def _clip(trained: Sequence[Parameter], most: float, parts: WholeModel) -> None:
     """Clip by the global norm: the exact sum of per-parameter squares in float64."""
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    norm = math.sqrt(math.fsum(float(gradient.abs().double().pow(2).sum()) for gradient in gradients))
+    reached = [parameter for parameter in trained if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in reached if parameter.grad is not None]
+    squares = [float(gradient.abs().double().pow(2).sum()) for gradient in gradients]
+    norm = math.sqrt(math.fsum(parts.squares(reached, squares)))
     factor = min(1.0, most / (norm + 1e-6))
     if factor < 1.0:
         for gradient in gradients:
