@@ -193,7 +193,7 @@ def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
 
     if plan.schedule.stages == 1:
         return False
-    return bool(crossing_ties(find_ties(model_layers(config)), plan.partition))
+    return bool(crossing_ties(find_ties(model_layers(config, plan.profile.divided_logits)), plan.partition))
 
 
 def _raise(outcome: Outcome, place: Path) -> None:

@@ -95,9 +95,14 @@ class LoadedModel:
     logs: KeptLogs = KeptLogs()
 
 
-def model_layers(config: RunConfig) -> list[LayerSource]:
-    """The layers of :func:`load_model`."""
-    return load_model(config).layers
+def model_layers(config: RunConfig, logits: str = "") -> list[LayerSource]:
+    """The layers of which stages are made; where ranks divide them, those of the first part.
+
+    Args:
+        config: the request.
+        logits: see :func:`load_model`.
+    """
+    return load_model(config, shard=0 if config.parallelism.tensor > 1 else None, logits=logits).layers
 
 
 def load_model(
@@ -308,10 +313,12 @@ def _segments(
 ) -> list[LayerSource]:
     if division is not None:
         from runner.model.sharded.sequence_layers import sequenced_programs
-        from runner.model.sharded.traced import divided_programs
+        from runner.model.sharded.traced import divided_programs, whole_between_layers
 
         if not division.divides:  # its operators tell what can be divided
             programs = divided_programs(model, programs, division)
+        else:
+            programs = whole_between_layers(programs, division.shards.keys())
         programs = sequenced_programs(model, programs, division)
     if kernels is not None:
         programs = kernels.of_programs(programs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,12 +13,15 @@ from torch import nn
 from runner.errors import RequestError
 from runner.model.layers import LayerSource
 from runner.model.sharded.finder import divided
+from runner.model.sharded.group import OPERATORS
 from runner.model.sharded.plan import Division
 from runner.model.ties import tied_places
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
 
-__all__ = ["divided_layers", "divided_programs"]
+__all__ = ["divided_layers", "divided_programs", "whole_between_layers"]
+
+_MAKE_WHOLE = (f"{OPERATORS}.all_reduce", f"{OPERATORS}.all_gather")  # the largest of all ranks, too
 
 
 def divided_programs(model: nn.Module, programs: dict[bool, Program], division: Division) -> dict[bool, Program]:
@@ -33,6 +36,36 @@ def divided_programs(model: nn.Module, programs: dict[bool, Program], division: 
     division.left += [str(each) for each in found.left]
     division.take(model, found.shards)
     return found.programs
+
+
+def whole_between_layers(programs: dict[bool, Program], shards: Collection[str]) -> dict[bool, Program]:
+    """The programs of a model whose modules divide it, uncut where a value crosses of which each rank has a part.
+
+    Args:
+        programs: the trace of the divided model.
+        shards: the names of the weights that are divided.
+    """
+    return {training: replace(each, uncut=each.uncut | _inside(each, shards)) for training, each in programs.items()}
+
+
+def _inside(program: Program, shards: Collection[str]) -> frozenset[int]:
+    """The positions between the making of a value that is not whole and its last use.
+
+    What enters is counted among them: it is whole, but each rank has a part of its gradient.
+    """
+    parts = {weight for weight, name in program.weights.items() if name in shards}
+    positions = {node: position for position, node in enumerate(program.nodes)}
+    inside: set[int] = set()
+    for position, node in enumerate(program.nodes):
+        operator = str(node.target)
+        enters = operator.startswith(OPERATORS) and not operator.startswith(_MAKE_WHOLE)
+        if not enters and (operator.startswith(_MAKE_WHOLE) or parts.isdisjoint(node.all_input_nodes)):
+            continue
+        parts.add(node)
+        inside.update(
+            range(position + 1, max((positions.get(user, position) for user in node.users), default=position) + 1)
+        )
+    return frozenset(inside)
 
 
 def divided_layers(sources: Sequence[LayerSource], inputs: Any, target: str, division: Division) -> list[LayerSource]:
