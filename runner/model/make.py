@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from runner.config.schema import ModelConfig
 from runner.errors import raise_problems
 from runner.model.layers import LayerSource, layers_of
@@ -44,4 +46,13 @@ def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
     made = call_target("model", config.target, kwargs)
     if config.pretrained is not None and callable(getattr(made, "untie", None)):
         untie(made, tied_names(layers_of(made, 0)), config)
+    _keep_no_keys_and_values(made)
     return in_training(made)
+
+
+def _keep_no_keys_and_values(made: Any) -> None:
+    """Let a model of transformers return no keys and values of its tokens: they serve generation, and pass no stage."""
+    for module in made.modules() if isinstance(made, nn.Module) else ():
+        config: Any = getattr(module, "config", None)
+        if type(config).__module__.startswith("transformers.") and getattr(config, "use_cache", False):
+            config.use_cache = False
