@@ -145,3 +145,17 @@ def test_a_checksum_covers_every_bit_and_its_place(dtype: torch.dtype) -> None:
             assert tensor_checksum(flipped) != plain
     assert tensor_checksum(torch.empty(0, dtype=dtype)) == 0
     assert tensor_checksum(tensor.view(700, 100).T) == tensor_checksum(tensor.view(700, 100).T.contiguous())
+
+
+def test_weights_that_two_stages_use_in_another_order_are_equal() -> None:
+    def mirrored() -> nn.Sequential:
+        torch.manual_seed(7)
+        first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+        return nn.Sequential(first, second, nn.Tanh(), second, first, nn.Tanh())
+
+    def act(engine: Engine, step: Callable[[int], None]) -> None:
+        engine.compare_copies()
+        for number in range(4):
+            step(number)
+
+    run([mirrored() for _ in range(2)], act, data=1)

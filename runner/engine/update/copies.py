@@ -53,7 +53,7 @@ def compare_copies(
     """
     groups = _tensors_by_holders(view, stages, tags, with_buffers=view.has_twins or not step)
     for ranks in sorted(groups):  # on every rank in the same order, so that none waits for another in a circle
-        checksums = {name: tensor_checksum(tensor) for name, tensor in groups[ranks].items()}
+        checksums = {name: tensor_checksum(tensor) for name, tensor in sorted(groups[ranks].items())}
         own = torch.tensor([_fold(checksums.values())], device=transport.device)
         if len({int(each) for each in transport.all_gather(own, ranks)}) > 1:
             raise RunFailedError(_difference(ranks, checksums, transport, step))
