@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensor_models
@@ -66,6 +69,26 @@ class WithFunction(Gated):
         return made
 
 
+def _doubled(module: nn.Module, below: Any, above: object) -> Any:
+    return tuple(2 * each for each in below)
+
+
+class Hooked(Gated):
+    """A module inside whose backward hook changes the gradient."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.up.register_full_backward_hook(_doubled)
+
+
+class Drawing(Gated):
+    """Computes by other numbers each time."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = super().forward(value) * random.random()
+        return made
+
+
 def kept(function: Callable[[], Tensor], own: set[int]) -> int:
     """The bytes that the backward keeps besides given storages."""
     found: dict[int, int] = {}
@@ -113,6 +136,25 @@ def test_a_layer_keeps_what_its_operators_read(
         )
     assert kernels.found == (set() if least is None else {switch})
     assert bool(list(kernels.left)) is (least is None)
+
+
+@pytest.mark.parametrize("make", [Hooked, Drawing])
+def test_a_layer_that_does_more_than_a_trace_holds_runs_as_it_is_written(make: Callable[[int], nn.Module]) -> None:
+    plain, kernels = make(16), Kernels({"elementwise": "fused"})
+    module = deepcopy(plain)
+    source = kernels.of_layers([LayerSource(0, "0", lambda: module)])[0]
+    layer, value = source.calling(source.build()), torch.randn(5, 7, 16)
+    for seed in range(3):
+        results = []
+        for function in (plain, layer):
+            random.seed(seed)
+            given = value.clone().requires_grad_()
+            output = function(given)
+            torch.autograd.backward(output.square().sum())
+            results.append((output, given.grad))
+        torch.testing.assert_close(results[1], results[0])
+    assert not kernels.found
+    assert len(kernels.left) == 1
 
 
 @pytest.mark.costly

@@ -21,8 +21,9 @@ from torch._guards import detect_fake_mode
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from runner.model.boundary import flatten, map_tensors
+from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.kernels.apart import in_own_thread
+from runner.model.traced.left_out import left_out
 from runner.model.traced.module_structure import structure_of
 from runner.model.traced.operators import Program, trace_mode
 from runner.model.traced.segments import Entry, Part, Segment, part_of
@@ -89,6 +90,8 @@ class _Tracer:
 
         def traced() -> Program:
             with mode or nullcontext(), _tracing(), _seeing_functions() as functions:
+                if (found := left_out(module, enter_graph(map_tensors(_leaf, value)))) is not None:
+                    raise TypeError(f"its forward {found[1]}")
                 program = trace_mode(module, map_tensors(_two_samples, value))
                 if functions:
                     raise TypeError(f"{functions[0]} is an autograd.Function, whose backward a trace leaves out")
@@ -168,6 +171,11 @@ def _seeing_functions() -> Iterator[list[str]]:
         yield names
     finally:
         kind.apply = own
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A tensor that a layer may change, with a gradient, as inner layers get them."""
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _two_samples(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from runner.model.kept_state import KeptState
 from runner.model.traced.each_time import other_each_time
 from runner.model.traced.own_functions import other_than_of_autograd
 
-__all__ = ["refuse_left_out"]
+__all__ = ["left_out", "refuse_left_out"]
 
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _NEEDS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def refuse_left_out(model: nn.Module, inputs: Any, target: str) -> None:
     if any(_is_compiled(module) for module in model.modules()):
         raise RequestError([_compiled_problem(target)])
     try:
-        found = _left_out(model, inputs)
+        found = left_out(model, inputs)
     except Exception:  # the export says what is wrong with the model
         return
     if found is not None:
@@ -71,8 +71,9 @@ def _compiled_problem(target: str) -> Problem:
     return Problem("model.target", target, rule, why, "compile=true and a function that returns the model as it is")
 
 
-def _left_out(model: nn.Module, inputs: Any) -> tuple[str, str] | None:
-    """What a forward must do, and what it does to its backward, or takes from elsewhere than from torch."""
+def left_out(model: nn.Module, inputs: Any) -> tuple[str, str] | None:
+    """What a forward must do, and what it does to its backward, or takes from elsewhere than from torch; None if
+    nothing. It runs a few times, and leaves real models as they are."""
     args, kwargs = call_arguments(inputs)
     is_fake = detect_fake_mode(list(model.parameters())) is not None
     hooks = _Hooks()
