@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -64,6 +64,7 @@ from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.offload import make_offload, swap_weights
+from runner.strategy.own_clipping import refusing_norms_of_a_part
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
 
@@ -424,9 +425,17 @@ class EngineStrategy(NamedCheckpointStrategy):
     def _call_hooks(self, module: pl.LightningModule, optimizer: Optimizer) -> None:
         before = [group["lr"] for group in optimizer.param_groups]
         for callback in module.trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
-            callback.on_before_optimizer_step(module.trainer, module, optimizer)
-        module.on_before_optimizer_step(optimizer)
+            with self._clipping_refused(callback):
+                callback.on_before_optimizer_step(module.trainer, module, optimizer)
+        with self._clipping_refused(module):
+            module.on_before_optimizer_step(optimizer)
         self._take_rates(before, [group["lr"] for group in optimizer.param_groups])
+
+    def _clipping_refused(self, owner: object) -> AbstractContextManager[None]:
+        topology = self.plan.topology
+        if topology.world_size == self.num_replicas:
+            return nullcontext()
+        return refusing_norms_of_a_part(type(owner).__name__, divided=topology.num_shards > 1)
 
     def _take_rates(self, before: list[float], now: list[float]) -> None:
         """Take learning rates that a hook has just set for those of the step that is being applied."""
