@@ -21,13 +21,13 @@ def refusing_norms_of_a_part(hook: str, *, divided: bool) -> Iterator[None]:
 
     Args:
         hook: whose it is, for the message.
-        divided: whether ranks have parts of weights.
+        divided: whether ranks have parts of weights, or DeepSpeed has the gradients, so that it takes none.
     """
     own = getattr(clip_grad, _NORM)
 
     def norm(gradients: Any, *args: Any, **kwargs: Any) -> Any:
         if divided or len(gradients) > 1:
-            rule, why = "must not clip gradients by their norm", "A rank has those of its own part of the model alone"
+            rule, why = "must not clip gradients by their norm", "A rank has those of its own part of the model at most"
             fix = "trainer.grad_clip_norm=1.0, which clips by the norm of all"
             raise RequestError([Problem("on_before_optimizer_step", hook, rule, why, fix)])
         return own(gradients, *args, **kwargs)

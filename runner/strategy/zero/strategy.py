@@ -27,6 +27,7 @@ from runner.model.tags import ParameterTag
 from runner.model.ties import Tie, crossing_ties
 from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.settings import settings_of
+from runner.strategy.own_clipping import refusing_norms_of_a_part
 from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.whole_tensors import cut
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
@@ -142,6 +143,12 @@ class ZeroEngineStrategy(EngineStrategy):
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # sent by the runner, not by DeepSpeed
         return self._traffic.per_step() | {"optimizer_states": momentum / steps}
+
+    @override
+    def _clipping_refused(self, owner: object) -> AbstractContextManager[None]:
+        if self.sharding is None:
+            return super()._clipping_refused(owner)
+        return refusing_norms_of_a_part(type(owner).__name__, divided=True)
 
     @override
     def _step_optimizer(self) -> None:
