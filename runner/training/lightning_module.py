@@ -29,6 +29,7 @@ from runner.plan.layout.batches import split_sizes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
 from runner.training.own_hooks import guard_hooks
+from runner.training.steps import leave_gradients
 from runner.training.validation import LOSS, PREFIX, LoggedFigures, ValidationSums, figures_of, note_means
 
 __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
@@ -106,6 +107,7 @@ class _Bound:
             build_stages=self._build_stages,
             configure_optimizers=self._configure_optimizers,
             training_step=self._training_step,
+            optimizer_zero_grad=leave_gradients,
             validation_step=self._validation_step,
             on_validation_epoch_end=self._on_validation_epoch_end,
         )

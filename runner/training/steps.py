@@ -17,14 +17,14 @@ from runner.training.data.batches import batch_checksum
 if TYPE_CHECKING:
     from runner.strategy.pipeline import EngineStrategy
 
-__all__ = ["ModuleSteps"]
+__all__ = ["ModuleSteps", "leave_gradients"]
 
 _VALIDATION_LOSS = "val_loss"
 
 _CHECK_EVERY = 100  # batches between two comparisons of all samples of a batch over the ranks of a pipeline
 
 
-def _leave_gradients(epoch: int, batch_idx: int, optimizer: Any) -> None:
+def leave_gradients(epoch: int, batch_idx: int, optimizer: Any) -> None:
     """Do nothing: gradients belong to the engine or, with ZeRO, to the optimizer, which has offload buffers."""
 
 
@@ -48,7 +48,7 @@ class ModuleSteps:
             "validation_step": self.evaluation_step,
             "test_step": self.evaluation_step,
             "predict_step": self.predict_step,
-            "optimizer_zero_grad": _leave_gradients,
+            "optimizer_zero_grad": leave_gradients,
             "on_validation_epoch_end": self._ending(_VALIDATION_LOSS, self._model.on_validation_epoch_end),
             "on_test_epoch_end": self._ending("test_loss", self._model.on_test_epoch_end),
         }

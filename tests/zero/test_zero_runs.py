@@ -75,7 +75,27 @@ OPTIMIZED = {
 COUNTED = {"counted": (*DATA, "schedule.microbatches=2", "zero.stage=2", "loss.target=user_code:counted")}
 EARLY = (*DATA, "zero.stage=3", "model.target=zero_model:placed", "trainer.val_every=1")
 PLACED = {"placed": EARLY, "placed_in_time": (*EARLY, "zero.config={settings}")}
-TWO = {**PLACED, **EXACT, **(DRIVE if has_libaio() else {}), **NARROW, **LATE, **BYTES, **PEAKS, **OPTIMIZED, **COUNTED}
+STEP = (
+    *DATA,
+    "model.target=zero_model:Stepping",
+    "loss=auto",
+    "loss.target=runner.zoo.losses:cross_entropy",
+    "data.kwargs.samples=24",
+    "zero.stage=2",
+)
+OWN_STEP = {"step_2": STEP, "step_2_cpu": (*STEP, *CPU)}
+TWO = {
+    **PLACED,
+    **OWN_STEP,
+    **EXACT,
+    **(DRIVE if has_libaio() else {}),
+    **NARROW,
+    **LATE,
+    **BYTES,
+    **PEAKS,
+    **OPTIMIZED,
+    **COUNTED,
+}
 
 GRID = (*CLIPPED, "parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]")  # one cut for all: of sizes
 FROZEN = (*GRID, "trainer.freeze=[0.*]")
@@ -175,6 +195,11 @@ def test_a_weight_that_a_module_reads_of_another_one_is_there(found: dict[str, R
     for name in PLACED:
         assert_close(found[name], plain)
         assert [loss for _, loss in found[name].record["val_loss"]] == pytest.approx(validated, rel=2e-6)
+
+
+def test_gradients_of_an_own_step_are_not_cleared_where_they_are_offloaded(found: dict[str, Result]) -> None:
+    assert_close(found["step_2"], expected(model=zero_model.Stepping, samples=24, count=1))
+    assert_same(found["step_2_cpu"], found["step_2"])
 
 
 def test_narrow_formats_are_the_plain_loop_to_their_rounding(found: dict[str, Result]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import lightning.pytorch as pl
+import user_code
 from torch import Tensor, nn
 
 
@@ -21,3 +25,18 @@ class Placed(nn.Module):
 
 def placed() -> nn.Sequential:
     return nn.Sequential(Placed(), nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 5))
+
+
+class Stepping(pl.LightningModule):
+    """A module with a step of its own, whose gradients nobody but Lightning would clear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        return user_code.mean(self(inputs), targets)
