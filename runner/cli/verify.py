@@ -53,15 +53,12 @@ def _steps(text: str | None) -> tuple[int, list[Problem]]:
 
 def _told(found: Comparison, precision: str) -> str:
     of_parts = found.of_parts
+    whole = _told_of_whole(replace(found, equal=found.first_difference is None), precision)
     if of_parts is None:
-        return _told_of_whole(found, precision)
+        return whole
     if not of_parts.equal:
-        whole = _told_of_whole(replace(found, equal=found.first_difference is None), precision)
-        return f"{whole}\nbeside the same parts in one process: {_told_of_whole(of_parts, precision)}"
-    same = f"equal bit for bit over {of_parts.steps} steps to the same parts in one process"
-    if not found.equal or found.first_difference is None:
-        return f"{_told_of_whole(found, precision)}\n{same}"
-    return f"{same}\nto whole layers, only the first step is equal up to the order of sums: {_different(found)}"
+        return f"{whole}\nbeside the same parts in one process: {_different(of_parts)}"
+    return f"{whole}\nequal bit for bit over {of_parts.steps} steps to the same parts in one process"
 
 
 def _told_of_whole(found: Comparison, precision: str) -> str:
@@ -69,7 +66,8 @@ def _told_of_whole(found: Comparison, precision: str) -> str:
         how = "bit for bit" if found.bitwise else "up to the order of sums"
         return f"equal {how} over {found.steps} steps" + ("" if found.bitwise else f"; {_largest(found)}")
     told, first = _different(found), found.first_difference
-    if found.promise == "bitwise" or precision == "fp64" or (first is not None and first.is_before_an_update):
+    is_first = first is not None and first.step == 1 and first.quantity != "weight"
+    if found.promise == "bitwise" or precision == "fp64" or is_first:
         return told
     return (
         f"{told}\nWhat came before is equal up to the order of sums. An optimizer that rounds to fewer bits, as Muon"

@@ -39,6 +39,7 @@ DEFAULT_STEPS = 4
 RECORDING_ENTRY = "runner.training.verify.recording_rank:run_recording_rank"
 _REFERENCE_ENTRY = "runner.training.verify.reference:run_reference"
 _DIVIDED_ENTRY = "runner.training.verify.reference:run_divided_reference"
+_OF_PARTS = "the parts in one process"
 _MOST_EXACT_REPLICAS = 2  # a + b = b + a, but the sum of three or more terms depends on their order
 
 
@@ -76,7 +77,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
     runs = {"layout": (plan.topology.world_size, entry), "one process": (1, _REFERENCE_ENTRY)}
     if config.parallelism.tensor > 1 and _is_exact(config, plan) and config.parallelism.tensor_sums != "native":
-        runs["the parts in one process"] = (1, _DIVIDED_ENTRY)
+        runs[_OF_PARTS] = (1, _DIVIDED_ENTRY)
     directories: list[Path] = []
     for name, (world_size, each) in runs.items():
         logger.info("%d steps: %s", steps, name)
@@ -91,11 +92,9 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
             _raise(outcome, place)
     seen = config.zero.stage is None and not config.schedule.post_validation
     comparison = compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen)
-    if len(directories) > len(("layout", "one process")):
+    if _OF_PARTS in runs:
         of_parts = compare_runs(directories[0], directories[2], "bitwise", with_gradients=seen)
-        first = comparison.first_difference
-        equal = of_parts.equal and (first is None or not first.is_before_an_update)
-        comparison = replace(comparison, equal=equal, of_parts=of_parts)
+        comparison = replace(comparison, equal=comparison.equal and of_parts.equal, of_parts=of_parts)
     shutil.rmtree(place)
     profile = plan.profile
     return replace(comparison, parameters=profile.num_parameters, trained_parameters=profile.num_trained)

@@ -40,13 +40,12 @@ def loaded(module: Any, target: str, *, with_test: bool = False) -> tuple[Loaded
             why = "It is not called: batches come from the loaders' datasets and go to the engine as they are"
             fix = "changing samples in the dataset, or batches in the collate_fn of the loader"
             raise RequestError([Problem("data.target", target, f"must not define {hook}", why, fix)])
-    for name in ("state_dict", "load_state_dict"):
-        if _defines(module, name):
-            why = "It is not called: a run continues at the step's samples, or by the dataset's own state_dict"
-            fix = "keeping that state in the dataset"
-            raise RequestError([Problem("data.target", target, f"must not define {name}", why, fix)])
     module.prepare_data()
     module.setup("fit")
+    if _defines(module, "state_dict") and module.state_dict():
+        why = "It is not saved: a run continues at the step's samples, or by the dataset's own state_dict"
+        fix = "keeping that state in the dataset"
+        raise RequestError([Problem("data.target", target, "must have no state_dict of its own", why, fix)])
     train = _of_loader(module.train_dataloader(), "train_dataloader", target)
     validation = _held_out(module, "val_dataloader", target)
     if not with_test or not _defines(module, "test_dataloader"):
@@ -79,7 +78,7 @@ def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
         rule = "must leave the order of its samples to the runner"
         why = f"{hook}() draws them by a {type(own).__name__}; step k takes samples [kB, (k+1)B) in the seeded order"
         raise RequestError([Problem("data.target", target, rule, why)])
-    if loader.worker_init_fn is not None:
+    if loader.worker_init_fn is not None and loader.num_workers:
         rule, why = "must leave worker_init_fn out", f"{hook}() has one, which no worker would call"
         fix = "preparing workers in the dataset, whose samples are seeded one by one"
         raise RequestError([Problem("data.target", target, rule, why, fix)])

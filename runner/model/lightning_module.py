@@ -86,7 +86,7 @@ def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
     for method, why in _UNCALLED.items():
         if brings(module, method):
             yield Problem("model.target", target, f"must not define {name}.{method}, which is not called", why)
-    if brings(module, "setup") and not any(True for _ in module.parameters()):
+    if brings(module, "setup") and not lists_layers(module) and not any(True for _ in module.parameters()):
         why = f"{name}.setup is called by the run, and its layers are profiled and divided before"
         yield Problem("model.target", target, f"must make its layers in {name}.__init__, and has none", why)
     for callback in _own_callbacks(module):

@@ -54,5 +54,6 @@ def _keep_no_keys_and_values(made: Any) -> None:
     """Let a model of transformers return no keys and values of its tokens: they serve generation, and pass no stage."""
     for module in made.modules() if isinstance(made, nn.Module) else ():
         config: Any = getattr(module, "config", None)
-        if type(config).__module__.startswith("transformers.") and getattr(config, "use_cache", False):
+        is_theirs = any(base.__module__.startswith("transformers.") for base in type(config).__mro__)
+        if is_theirs and getattr(config, "use_cache", False):
             config.use_cache = False

@@ -101,13 +101,12 @@ def test_an_error_as_small_as_rounding_is_found_beside_the_same_parts(tmp_path: 
 
 
 @pytest.mark.costly
-def test_rounding_that_an_optimizer_lets_grow_is_no_difference_of_parts(tmp_path: Path) -> None:
-    """Weights of 16 bits differ after the first step by more than rounding explains; the parts' bits tell why."""
+def test_what_an_optimizer_makes_of_rounding_is_the_same_for_parts(tmp_path: Path) -> None:
+    """Weights of 16 bits differ after the first step; an optimizer that is wrong for parts would look the same."""
     words = ("parallelism.tensor=2", "precision=bf16_master", "optimizer=lamb", "optimizer.lr=0.1")
     status, document, said = verify(tmp_path, *words, base=GPT)
-    assert status == 0, said
-    assert document["equal"] is True
-    assert document["first_difference"] is not None
+    assert status == 4, said
+    assert document["first_difference"]["quantity"] == "weight"
     assert document["of_parts"]["bitwise"] is True
 
 

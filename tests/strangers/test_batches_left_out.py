@@ -61,7 +61,20 @@ class Counts(pl.LightningDataModule):
 
 class Prepares(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
+        return DataLoader(rows(), batch_size=4, num_workers=1, worker_init_fn=print)
+
+
+class Template(pl.LightningDataModule):
+    """Nothing is kept, and there is no worker."""
+
+    def train_dataloader(self) -> Any:
         return DataLoader(rows(), batch_size=4, worker_init_fn=print)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
 
 
 @pytest.mark.parametrize("steps", [4, 1])
@@ -73,6 +86,21 @@ def test_a_step_that_leaves_a_batch_out_ends_the_run(steps: int) -> None:
     assert "would be lost without it" in str(raised.value)
 
 
+def test_what_would_do_nothing_is_taken() -> None:
+    config = resolve([f"data.target={HERE}:Template", "data.batch_size=4", "model=mlp"])
+    assert len(load_datasets(config.data, config.seed).train) == 32
+
+
+class Listing(pl.LightningModule):
+    """Its layers are made when they are built."""
+
+    def setup(self, stage: str) -> None:
+        self.began = True
+
+    def layers(self) -> list[Any]:
+        return [lambda: nn.Linear(4, 4)]
+
+
 class Late(pl.LightningModule):
     def setup(self, stage: str) -> None:
         self.net = nn.Linear(4, 4)
@@ -81,13 +109,14 @@ class Late(pl.LightningModule):
 def test_layers_that_are_made_in_the_run_are_refused() -> None:
     (problem,) = lightning_problems(Late(), resolve([f"model.target={HERE}:Late"]))
     assert problem.rule == "must make its layers in Late.__init__, and has none"
+    assert [*lightning_problems(Listing(), resolve([f"model.target={HERE}:Listing"]))] == []
 
 
 @pytest.mark.parametrize(
     ("module", "rule"),
     [
         ("Augments", "must not define on_after_batch_transfer"),
-        ("Counts", "must not define state_dict"),
+        ("Counts", "must have no state_dict of its own"),
         ("Prepares", "must leave worker_init_fn out"),
     ],
 )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from runner.model.traced.aliasing import ALIASING
 from runner.model.traced.operators import Program
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 _MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this many times the bytes of a neighbour lies inside a block
-_ALIASING = ("dropout", "contiguous", "lift")  # may return their input although their schema does not say so
 _ENTERED = ("_vmap_increment_nesting", "_jvp_increment_nesting", "_enter_dual_level")  # by torch.func's transforms
 _LEFT = ("_vmap_decrement_nesting", "_jvp_decrement_nesting", "_exit_dual_level")
 _ACROSS = "A tensor is changed in place across it, or it lies within what torch.func transforms"
@@ -226,14 +226,14 @@ def effects(node: Node, program: Program) -> tuple[list[Node], list[Node]]:
         return (list(node.all_input_nodes), []) if "getitem" in str(node.target) else ([], [])
     schema = node.target._schema
     shares = any(result.alias_info is not None for result in schema.returns)
-    shares = shares or any(name in schema.name for name in _ALIASING)
+    shares = shares or any(name in schema.name for name in ALIASING)
     aliases, written = [], []
     for number, argument in enumerate(schema.arguments):
         given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
         members = [each for each in (given if isinstance(given, list | tuple) else [given]) if isinstance(each, Node)]
         if argument.alias_info is not None and argument.alias_info.is_write:
             written += members
-        if shares and (argument.alias_info is not None or any(name in schema.name for name in _ALIASING)):
+        if shares and (argument.alias_info is not None or any(name in schema.name for name in ALIASING)):
             aliases += members
     if any(name in schema.name for name in _STATISTICS):
         written += [each for each in node.all_input_nodes if "running" in program.weights.get(each, "")]

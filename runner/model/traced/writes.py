@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import Node
 
+from runner.model.traced.aliasing import ALIASING
+
 __all__ = ["written_early"]
 
 
@@ -29,9 +31,10 @@ def written_early(nodes: Sequence[Node], weights: Collection[Node]) -> list[Node
             break  # only those at the end are not the code's own
         buffer, value = node.args[:2]
         assert isinstance(buffer, Node)
-        if not isinstance(value, Node) or any(
-            _shares_or_writes(user) for user in (*buffer.users, *value.users) if user is not node
-        ):
+        if not isinstance(value, Node):
+            continue
+        beside = (value, *(user for user in (*buffer.users, *value.users) if user is not node))
+        if any(map(_shares_or_writes, beside)):
             continue
         before = [
             place for each in (value, *buffer.users) if each is not node and (place := places.get(each)) is not None
@@ -46,4 +49,5 @@ def _shares_or_writes(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False  # a graph of its own, which has already changed what is written at the end
     schema = node.target._schema
-    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    may_share = any(name in schema.name for name in ALIASING)
+    return may_share or any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))

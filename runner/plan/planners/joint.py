@@ -202,9 +202,9 @@ class JointSearch:
         for zero, in_host in _places_of_states(self.problem, before.data):
             family = replace(before, zero=zero, in_host=in_host)
             best = self._started(family, self._limit(family) - max(excess, 0.0))
-            if best is not None and best.fits:
+            if best is not None:
                 self._improve(best)
-                found.append(best)
+                found += [best] if best.fits else []
         return self._answer(min(found, key=_rank)) if found else None
 
     @property
@@ -466,7 +466,7 @@ def _microbatches(problem: PlanningProblem, pipeline: int, data: int) -> list[in
     if pipeline == 1:
         return found
     few = found if len(found) > 2 else sorted({*found, min(share, 4 * pipeline)})
-    return [each for each in few if each <= _MOST * pipeline] or [max(few)]
+    return [each for each in few if each <= _MOST * pipeline]
 
 
 def _orders(problem: PlanningProblem, pipeline: int) -> list[Order | None]:

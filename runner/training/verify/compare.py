@@ -43,19 +43,13 @@ class Difference:
     quantity: str
     parameter: str | None
 
-    @property
-    def is_before_an_update(self) -> bool:
-        """Whether it is in what the first step's forwards and backwards give."""
-        return self.step == 1 and self.quantity != "weight"
-
 
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of a layout with one process.
 
     Args:
-        equal: whether they are as equal as promised; of divided layers, if ``of_parts`` is, a first step is enough: an
-            optimizer may let rounding grow.
+        equal: whether they are as equal as promised, ``of_parts``, too.
         bitwise: whether they have the same bits.
         promise: what the layout must fulfil: the same bits, or the same up to the order of sums.
         steps: number of optimizer steps compared.
