@@ -71,7 +71,7 @@ def optimizer_of_run(
 
     Args:
         config: the request.
-        parameters: those that it updates.
+        parameters: the weights that it updates.
         masters, delayed, averaged: False: without the masters, the delay or the averaging of :func:`build_optimizer`.
     """
     return build_optimizer(

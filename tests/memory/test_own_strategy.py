@@ -85,7 +85,7 @@ def test_a_plain_function_is_a_strategy(folder: Path) -> None:
     assert chain.in_flight == 1
     states = 4 * (40 + 40 + 80)  # weights, gradients and two moments of each layer
     assert 0 < chain.budget_bytes < 2000 - states
-    assert (config.activation_checkpoint.name, len(chain.layers), chain.loss) == ("custom", 4, chain.profile.loss)
+    assert (config.activation_checkpoint.name, len(chain.layers), chain.loss) == ("mine", 4, chain.profile.loss)
 
 
 def test_an_object_says_what_it_takes(folder: Path) -> None:
