@@ -91,13 +91,16 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
         if outcome.exit_status != EXIT_OK:
             _raise(outcome, place)
     seen = config.zero.stage is None and not config.schedule.post_validation
-    comparison = compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen)
+
+    def sized(found: Comparison) -> Comparison:
+        return replace(found, parameters=plan.profile.num_parameters, trained_parameters=plan.profile.num_trained)
+
+    comparison = sized(compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen))
     if _OF_PARTS in runs:
-        of_parts = compare_runs(directories[0], directories[2], "bitwise", with_gradients=seen)
+        of_parts = sized(compare_runs(directories[0], directories[2], "bitwise", with_gradients=seen))
         comparison = replace(comparison, equal=comparison.equal and of_parts.equal, of_parts=of_parts)
     shutil.rmtree(place)
-    profile = plan.profile
-    return replace(comparison, parameters=profile.num_parameters, trained_parameters=profile.num_trained)
+    return comparison
 
 
 def _refuse_own_draws(config: RunConfig, plan: RunPlan) -> None:

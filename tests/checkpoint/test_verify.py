@@ -85,6 +85,7 @@ def test_divided_layers_are_equal_with_rounding_and_to_the_same_parts_without(
     assert document["promise"] == "rounding"
     of_parts = document["of_parts"]
     assert (of_parts["promise"], of_parts["bitwise"]) == ("bitwise", True)
+    assert of_parts["parameters"] == document["parameters"] > 0
     differences = document["max_abs_difference"]
     assert 0 < differences["gradients"] < rounding
     assert differences["loss"] < rounding
