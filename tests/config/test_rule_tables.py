@@ -83,6 +83,7 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.name": "auto", "parallelism.free": ["pipeline"], "planner.name": "dapple"},
     {"parallelism.name": "auto", "parallelism.free": ["depth"]},
     {"planner.name": "dapple"}, {"planner.name": "nobody"},
+    {"planner.form": "repository"}, {"planner.name": "pipedream", "planner.form": "sum"},
     {"kernels.attention": "quick"}, {"kernels.attention": "fused", "compile": True},
     {"kernels.norm": "quick"}, {"kernels.elementwise": "quick"}, {"kernels.loss": "quick"},
     {"kernels.norm": "fused", "precision.name": "bf16_mixed"},

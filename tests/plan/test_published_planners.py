@@ -17,11 +17,13 @@ from runner.config.schema import PlannerConfig
 from runner.errors import RequestError
 from runner.plan.planners.kinds import PlannerKind
 from runner.plan.planners.published.alpa import pipelined
-from runner.plan.planners.published.chain import Chain
+from runner.plan.planners.published.chain import Chain, given_microbatches
 from runner.plan.planners.published.dapple import block_of, length
-from runner.plan.planners.published.pipedream import slowest
+from runner.plan.planners.published.pipedream import slowest, slowest_by_levels
 from runner.plan.planners.published.registry import PUBLISHED, answer_of, planner_of
 from runner.plan.planners.values import Line, PlanningAnswer, PlanningProblem
+from runner.plan.time.network import LinkClass, Network
+from runner.plan.values import Link
 from runner.schedule.catalogue.registry import build
 from runner.schedule.simulation.clock import StageCosts, simulate
 
@@ -51,6 +53,69 @@ def test_pipedream_and_dapple_find_the_least_slowest_stage(seed: int) -> None:
     chain = Chain(of, of.divisions[0], 2.0)
     assert slowest(chain, 4)[0] == pytest.approx(min(least), rel=1e-12)
     assert block_of(chain, 4)[0] == pytest.approx(min(blocks), rel=1e-12)
+
+
+def least_of_level(rows: list[tuple[float, float, float]], machines: list[int], speeds: list[float]) -> float:
+    """The slowest stage by PipeDream's repository, by all cuts and shares of each level, the innermost first."""
+    *inner, most = machines
+
+    @cache
+    def together(first: int, end: int) -> float:
+        own = rows[first:end]
+        return least_of_level(own, inner, speeds[:-1]) if inner else sum(row[0] for row in own)
+
+    best = math.inf
+    for ranges in cuts(len(rows)):
+        for own in shares(len(ranges), most) if len(ranges) <= most else ():
+            pairs = list(zip(own, ranges, strict=True))
+            sums = [4 * (m - 1) * sum(row[1] for row in rows[a:b]) / m for m, (a, b) in pairs]
+            times = [
+                together(a, b) + each / speeds[-1] / math.prod(inner) for each, (a, b) in zip(sums, ranges, strict=True)
+            ]
+            best = min(best, max(each / m for each, m in zip(times, own, strict=True)))
+    return best
+
+
+@pytest.mark.parametrize(("layers", "devices"), [(4, 2), (7, 3), (9, 4), (12, 5), (12, 4)])
+def test_pipedreams_two_forms_are_the_least_of_all_cuts_and_shares(layers: int, devices: int) -> None:
+    for seed in range(3):
+        of = problem(100 * layers + seed, layers=layers, ranks=devices)
+        rows = figures(of, 2.0)
+        chain = Chain(of, of.divisions[0], 2.0)
+        found, stages, own = slowest_by_levels(chain, of.links.levels(devices))
+        assert found == pytest.approx(least_of_level(rows, [devices], [4.0]), rel=1e-12)
+        assert sum(own) == devices
+        least = math.inf
+        for ranges in cuts(layers):
+            for replicas in shares(len(ranges), devices) if len(ranges) <= devices else ():
+                pairs = [(m, rows[a:b]) for m, (a, b) in zip(replicas, ranges, strict=True)]
+                each = [max(sum(r[0] for r in s), 2 * (m - 1) * sum(r[1] for r in s) / 4.0) / m for m, s in pairs]
+                least = min(least, max([*each, *(2 * rows[end - 1][2] for _, end in ranges[:-1])]))
+        assert slowest(chain, devices)[0] == pytest.approx(least, rel=1e-12)
+
+
+@pytest.mark.parametrize(("seed", "node", "nodes"), [(0, 2, 2), (1, 2, 2), (2, 3, 2), (3, 2, 3), (4, 4, 2)])
+def test_pipedreams_levels_are_the_classes_of_links(seed: int, node: int, nodes: int) -> None:
+    """A node's devices are one machine of the level above; the network is that of a whole node, and shared."""
+    of = problem(seed, layers=6, ranks=node * nodes)
+    inner, outer = Link(0.0, 4.0), Link(0.0, 1.5)
+    network = Network((LinkClass(inner, node), LinkClass(outer, None, shared=True)))
+    of = replace(of, links=network)
+    levels = network.levels(of.ranks)
+    assert levels == [(node, inner), (node * nodes, Link(0.0, 1.5 / node))]
+    assert network.levels(node) == [(node, inner)]
+    assert network.levels(node + 1)[0][0] == node + 1, "nodes that are not whole are no level"
+    chain = Chain(of, of.divisions[0], 2.0)
+    found, stages, own = slowest_by_levels(chain, levels)
+    assert found == pytest.approx(least_of_level(figures(of, 2.0), [node, nodes], [4.0, 1.5 / node]), rel=1e-12)
+    assert sum(own) == of.ranks
+    assert [layer for a, b in stages for layer in range(a, b + 1)] == list(range(6))
+    asked = planner_of(PlannerConfig("pipedream", form="repository"))(of)
+    assert asked is not None
+    samples = of.batch / given_microbatches(of)
+    assert asked.seconds == pytest.approx(
+        given_microbatches(of) * slowest_by_levels(Chain(of, of.divisions[0], samples), levels)[0]
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -19,6 +19,7 @@ from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.values import (
     TARGET,
     at_least,
+    belongs,
     is_given,
     not_negative,
     of_own,
@@ -293,6 +294,14 @@ _PARALLELISM: Table[RunConfig] = Table(
         ),
         *optional_target("planner.target"),
         *of_own("planner", "a planner", KNOWN_NAMES["planner"]),
+        one_of("planner.form", ("paper", "repository")),
+        belongs(
+            "planner.form",
+            "planner=pipedream",
+            "The other planners have one form of their model",
+            fix="planner=pipedream",
+            when=lambda c: c.planner.name != "pipedream",
+        ),
         Row(
             "parallelism.free",
             lambda c: c.parallelism.free is not None and c.parallelism.name != "auto",

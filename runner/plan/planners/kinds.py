@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
@@ -28,6 +28,7 @@ class PlannerKind:
         by: how.
         lacks: what its model leaves out.
         position: its place in lists, ascending.
+        forms: other forms of its model, by the value of ``planner.form`` that asks for them.
     """
 
     name: str
@@ -37,3 +38,4 @@ class PlannerKind:
     by: str = ""
     lacks: str = ""
     position: int = 1000
+    forms: Mapping[str, Planner] = field(default_factory=dict)

@@ -45,7 +45,8 @@ def planner_of(section: PlannerConfig) -> Planner:
         RequestError: the target cannot be imported.
     """
     if section.target is None:
-        return PUBLISHED[section.name]
+        kind = KINDS[section.name]
+        return kind.forms.get(section.form, kind.plan)
     target = section.target
 
     def fits(found: object) -> bool:
