@@ -17,7 +17,7 @@ def train(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """``runner train`` with the zoo's overrides, but with a logger."""
     usual = [word for word in OVERRIDES if word != "logger=none"]
     line, environment = command("train", *usual, f"run_dir={run_dir}", *overrides)
-    return warm.run(line, env=environment, cwd=run_dir.parent, timeout=280)
+    return warm.run(line, env=environment, cwd=run_dir.parent, timeout=1500)
 
 
 @pytest.mark.costly

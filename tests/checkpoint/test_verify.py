@@ -53,7 +53,7 @@ def verify(
             "sys.exit(main(sys.argv[1:]))"
         )
         line = [sys.executable, "-c", code, *line[3:]]
-    done = warm.run(line, env=environment, cwd=directory, timeout=280)
+    done = warm.run(line, env=environment, cwd=directory, timeout=1500)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

@@ -20,7 +20,7 @@ def run(
     start = [sys.executable, "-c", code] if code else [sys.executable, "-m", "runner", *words]
     root = str(Path(__file__).resolve().parents[2])
     own = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), **environment}
-    return subprocess.run(start, capture_output=True, text=True, env=own, cwd=directory, timeout=60, check=False)
+    return subprocess.run(start, capture_output=True, text=True, env=own, cwd=directory, timeout=1500, check=False)
 
 
 def imported_by(line: list[str]) -> tuple[int, set[str]]:
@@ -86,7 +86,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": root},
-        timeout=60,
+        timeout=1500,
         check=True,
     )
     assert done.stdout.startswith("runner train")

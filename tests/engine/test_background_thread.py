@@ -55,5 +55,5 @@ def test_an_error_ends_it() -> None:
 
 
 def test_the_interpreter_ends_after_it() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=1500)
     assert (done.returncode, done.stdout, done.stderr) == (0, "carried out\n", "")

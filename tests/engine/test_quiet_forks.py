@@ -41,7 +41,7 @@ os._exit(0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what threads do")
 def test_a_fork_waits_for_a_native_call_of_another_thread() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=1500, check=True)
     assert done.stdout.split() == ["1"]
 
 

@@ -17,11 +17,11 @@ if any("template" in word for word in sys.orig_argv):
     match os.environ["RUNNER_TEST_IMPORT"]:
         case "waits":
             Path("importing").write_text(str(os.getpid()))
-            time.sleep(120)
+            time.sleep(3000)
         case "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         case "begins a thread":
-            threading.Thread(target=time.sleep, args=(120,), daemon=True).start()
+            threading.Thread(target=time.sleep, args=(3000,), daemon=True).start()
 if os.environ["RUNNER_TEST_IMPORT"] == "raises":
     raise ModuleNotFoundError("No module named 'tensors'")
 

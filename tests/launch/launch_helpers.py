@@ -47,7 +47,7 @@ class Started:
             text=True,
         )
 
-    def finish(self, timeout: float = 600.0) -> tuple[int, str, str]:
+    def finish(self, timeout: float = 1500) -> tuple[int, str, str]:
         """Exit status, standard output, standard error."""
         try:
             out, err = self.process.communicate(timeout=timeout)
@@ -61,7 +61,7 @@ class Started:
         return left_behind(self._directory)
 
 
-def wait_for(paths: Sequence[Path], timeout: float = 300.0) -> None:
+def wait_for(paths: Sequence[Path], timeout: float = 1500) -> None:
     """Until all files are there and not empty."""
     end = time.monotonic() + timeout
     while not all(path.exists() and path.stat().st_size for path in paths):

@@ -13,7 +13,7 @@ from runner.pulse import Phase, Pulse
 from runner.record import RunRecord
 
 _TEMPLATE = "runner.launch.local.template"
-_PATIENCE_SECONDS = 240.0
+_PATIENCE_SECONDS = 1500.0
 
 
 def fail_first(config: RunConfig, run_dir: Path) -> None:

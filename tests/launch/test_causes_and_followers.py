@@ -104,7 +104,7 @@ def test_a_small_shared_memory_is_one_line(tmp_path: Path) -> None:
     line = f"{mount} && exec {sys.executable} -m runner train {' '.join(words)}"
     environment = {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", line], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=280
+        ["unshare", "-m", "sh", "-c", line], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=1500
     )
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if "failed" in line]

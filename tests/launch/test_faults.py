@@ -30,7 +30,7 @@ def start(directory: Path, *overrides: str) -> Warm:
     return Warm(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
 
 
-def wait_until(ready: Callable[[], bool], seconds: float = 300.0) -> None:
+def wait_until(ready: Callable[[], bool], seconds: float = 1500.0) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, "it never came"
@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_while_it_saves_ends_the_run(layout: tuple[str, ..
     waiting = directory / "waiting"
     wait_until(lambda: waiting.exists() and bool(waiting.read_text()))
     os.kill(int(waiting.read_text()), signal.SIGKILL)
-    _, told = started.communicate(timeout=600)
+    _, told = started.communicate(timeout=1500)
     assert started.returncode == 1
     assert f"{place} died: SIGKILL" in told
     assert "Traceback" not in told
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_run(tmp_path: Path, phase: str) -> None:
     for _ in range(2):  # a second one does not wait for ranks that hang
         started.send_signal(signal.SIGINT)
         time.sleep(0.3)
-    _, told = started.communicate(timeout=600)
+    _, told = started.communicate(timeout=1500)
     assert started.returncode == 130
     assert "Traceback" not in told
     made = record(directory / "run")

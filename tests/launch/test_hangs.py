@@ -141,7 +141,7 @@ def test_a_sleeping_exit_function_does_not_keep_the_command(project: Path) -> No
     """The command calls the model's function, too, to plan, so that a module's exit function is also its own."""
     environment = {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
     command = [sys.executable, "-c", AT_EXIT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr
     assert "exit functions did not end within 0.2 s" in done.stderr
     assert left_behind(project) == []

@@ -50,7 +50,7 @@ def run(*words: str, noting: Path, into: Path) -> None:
     into.mkdir()
     own = {"PYTHONPATH": os.pathsep.join([str(noting), str(ROOT)]), "MODULES_OF_PROCESSES": str(into)}
     line = [sys.executable, "-m", "runner", *words]
-    subprocess.run(line, env={**os.environ, **own}, cwd=noting, capture_output=True, check=True, timeout=100)
+    subprocess.run(line, env={**os.environ, **own}, cwd=noting, capture_output=True, check=True, timeout=1500)
 
 
 @pytest.mark.costly

@@ -54,7 +54,7 @@ def test_two_ranks_train_as_in_a_local_run_and_save_at_a_signal(tmp_path: Path) 
         time.sleep(0.05)
     time.sleep(0.2)
     started.process.send_signal(signal.SIGUSR1)
-    status, out, err = started.finish(timeout=280)
+    status, out, err = started.finish(timeout=1500)
     assert status == 75, err + out
     assert started.left_behind() == []
     record = RunRecord.load(tmp_path / "two")
@@ -62,7 +62,7 @@ def test_two_ranks_train_as_in_a_local_run_and_save_at_a_signal(tmp_path: Path) 
         "preempted",
         f"stopped by SIGUSR1, saved after step {record.steps}; resume=auto continues",
     )
-    status, _, err = Started([*RUNNER, "parallelism.pipeline=2", "run_dir=local"], tmp_path).finish(timeout=280)
+    status, _, err = Started([*RUNNER, "parallelism.pipeline=2", "run_dir=local"], tmp_path).finish(timeout=1500)
     assert status == 0, err
     local = RunRecord.load(tmp_path / "local").loss
     assert local == record.loss[: len(local)]

@@ -37,7 +37,7 @@ def _as_torchrun_does(
              stderr=PIPE, text=True)
         for rank in ("0", "1")
     ]  # fmt: skip
-    told = [rank.communicate(timeout=150) for rank in ranks]
+    told = [rank.communicate(timeout=1500) for rank in ranks]
     if outputs is not None:
         outputs += [out for out, _ in told]
     return [(rank.returncode, said) for rank, (_, said) in zip(ranks, told, strict=True)]

@@ -56,7 +56,7 @@ def _told(
     while until_it_ends and process.poll() is None:
         process.send_signal(numbers[-1])
         time.sleep(0.2)
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     return said.strip(), (directory / "saved").exists()
 
 

@@ -112,7 +112,7 @@ def test_jobs_killed_in_the_middle_and_started_again(light: Path) -> None:
     rates = "optimizer.lr=1,2,101,15,25,12e-1"
     command = [str(HERE / "light_sweep.py"), "train", "-m", *TINY, "run_dir=s", rates]
     started = Started([sys.executable, *command], light, executed=True)
-    wait_for([light / "s" / "2" / STARTS], timeout=200)
+    wait_for([light / "s" / "2" / STARTS], timeout=1500)
     assert is_running(light / "s")
     assert statuses(light) == ["ok"] * 2 + ["running"] + ["waiting"] * 3
     assert "another process" in _refusal(rates).lower()
@@ -142,14 +142,14 @@ def test_the_job_that_was_cut_goes_on_from_its_checkpoint(tmp_path: Path) -> Non
     sweep = [*plain, "-m", "seed=5,6", "run_dir=s"]
     started = Started(sweep, tmp_path)
     steps = tmp_path / "s" / "0" / "steps.jsonl"
-    wait_for([steps], timeout=200)
+    wait_for([steps], timeout=1500)
     while len(steps.read_text().splitlines()) < 12:
         time.sleep(0.01)
     started.process.send_signal(signal.SIGKILL)
     started.finish()
     assert started.left_behind() == []
     for words in (sweep, [*plain, "seed=5", "run_dir=r"]):
-        status, _, err = Started(words, tmp_path).finish(timeout=200)
+        status, _, err = Started(words, tmp_path).finish(timeout=1500)
         assert status == 0, err
     records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(2)]
     assert [record.extras.get("restarts", 0) for record in records] == [1, 0]

@@ -89,7 +89,7 @@ def train(machines: list[Machine], directory: Path, *overrides: str) -> list[tup
     started = [
         machine.start([*launcher, f"--node-rank={rank}", *words], directory) for rank, machine in enumerate(machines)
     ]
-    told = [each.communicate(timeout=300)[0] for each in started]
+    told = [each.communicate(timeout=1500)[0] for each in started]
     return [(each.returncode, said) for each, said in zip(started, told, strict=True)]
 
 

@@ -111,7 +111,7 @@ print(json.dumps([[each for each in {packages!r} if each in sys.modules], len(os
 """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # as ranks have it; else a library starts one for each core
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=1500, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [packages, 1]

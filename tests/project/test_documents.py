@@ -77,7 +77,6 @@ def test_requests_are_good(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page", "section"), STORIES)
 def test_a_story(page: str, section: str, tmp_path: Path) -> None:
     for block in stories(page)[section]:
@@ -88,7 +87,6 @@ def test_a_story(page: str, section: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_what_changes_the_repository(tmp_path: Path) -> None:
     """In a copy of it."""
     copy = tmp_path / "copy"

@@ -169,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    return warm.run([sys.executable, "-m", "runner", *words], cwd=folder, env=environment, timeout=250)
+    return warm.run([sys.executable, "-m", "runner", *words], cwd=folder, env=environment, timeout=1500)
 
 
 @pytest.mark.parametrize("group", OPTIONS)

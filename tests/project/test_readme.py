@@ -34,10 +34,10 @@ def runner(words: list[str], directory: Path, status: int = 0, *, executed: bool
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     if executed:
         done = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1500, check=False
         )
     else:
-        done = warm.run(command, cwd=directory, env=environment, timeout=240)
+        done = warm.run(command, cwd=directory, env=environment, timeout=1500)
     assert done.returncode == status, done.stderr
     return done.stdout
 

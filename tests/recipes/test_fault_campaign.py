@@ -215,7 +215,6 @@ def _campaign(out: Path, *words: str, seconds: float) -> subprocess.CompletedPro
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_a_few_faults(tmp_path: Path) -> None:
     kinds = ("SIGKILL of a rank", "SIGKILL of the command", "TERM to the command", "power", "checkpoint")
     done = _campaign(tmp_path, "--faults", "4", "--layouts", "1f1b", "--kinds", *kinds, seconds=550)

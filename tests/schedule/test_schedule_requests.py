@@ -212,7 +212,7 @@ def test_importing_is_light() -> None:
         "heavy = {'torch', 'numpy', 'lightning', 'hydra', 'omegaconf'} & set(sys.modules); "
         "sys.exit(', '.join(heavy) or None)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr
 
 

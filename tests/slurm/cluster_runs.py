@@ -34,7 +34,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 def run(cluster: Cluster, directory: Path, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     """A command in ``directory``, which must end with ``status``."""
     done = subprocess.run(
-        words, cwd=directory, env=environment(cluster), capture_output=True, text=True, timeout=280, check=False
+        words, cwd=directory, env=environment(cluster), capture_output=True, text=True, timeout=1500, check=False
     )
     assert done.returncode == status, f"{' '.join(words)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -15,7 +15,6 @@ PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=2")
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_an_array_is_preempted_and_ends_the_same(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
     """Two jobs of two ranks over two nodes: one is told to stop, saves, is queued again; the other is cancelled."""
     command = [*RUNNER, "train", *ARRAY, "hydra.launcher.nodes=2", *SKEWED, *PIPELINE, "seed=0,1", *QUIET]

@@ -24,7 +24,6 @@ def _preempt(cluster: Cluster, job: int, run_dir: Path, number: str) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.timeout(600)
 def test_a_followed_job_is_queued_again_twice_and_ends_the_same(
     cluster: Cluster, reference: Path, tmp_path: Path
 ) -> None:

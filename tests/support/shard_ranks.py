@@ -22,7 +22,7 @@ class Meeting:
     def __init__(self, degree: int) -> None:
         self.degree = degree
         self.turn = threading.Lock()
-        self._barrier = threading.Barrier(degree, timeout=600)
+        self._barrier = threading.Barrier(degree, timeout=1500)
         self._slots: list[Tensor] = [torch.empty(0)] * degree
 
     def meet(self, index: int, value: Tensor) -> list[Tensor]:

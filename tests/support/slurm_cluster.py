@@ -21,7 +21,7 @@ from pathlib import Path
 
 NODES = ("n1", "n2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "unshare", "setpriv")
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 360.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 # The first process of a node waits for the daemon: as first process itself the daemon would leave zombies.

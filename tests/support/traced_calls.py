@@ -27,7 +27,7 @@ def calls_of(words: Sequence[str], folder: Path) -> set[tuple[str, str]]:
     environment = {"PYTHONPATH": os.pathsep.join(paths), _ENVIRONMENT: str(folder / "calls")}
     command = [sys.executable, "-m", "runner", *words]
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=1500, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = (folder / "calls").read_text(encoding="utf-8").splitlines()

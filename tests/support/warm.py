@@ -142,7 +142,7 @@ def _is_fit(words: Sequence[str], environment: Mapping[str, str] | None) -> bool
 
 
 def run(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 600, kind: type[Warm] = Warm
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 1500, kind: type[Warm] = Warm
 ) -> subprocess.CompletedProcess[str]:
     """As :func:`subprocess.run` with the output captured as text, but forked."""
     with kind(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -69,7 +69,7 @@ def start(directory: Path, *words: str, breaks: bool, where: int) -> subprocess.
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500,
     )
 
 

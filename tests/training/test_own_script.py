@@ -57,7 +57,7 @@ def test_fit_validate_test_and_predict(tmp_path: Path) -> None:
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(HERE / "own_script.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in (0, 1):
         left = json.loads((tmp_path / f"threads{rank}.json").read_text())

@@ -30,7 +30,7 @@ def _trained(tmp_path: Path, module: str) -> tuple[dict[str, Any], dict[str, Any
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(HERE / "traced_script.py"), str(tmp_path / "weights.pt"), module]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     weights, figures = torch.load(tmp_path / "weights.pt")
     return weights, figures, done.stderr

@@ -62,7 +62,6 @@ def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path: Path, mo
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_one_process_compiles_and_what_a_killed_one_left_stops_nobody(tmp_path: Path) -> None:
     log = tmp_path / "killed.log"
     killed = start(tmp_path, log)
@@ -73,7 +72,7 @@ def test_one_process_compiles_and_what_a_killed_one_left_stops_nobody(tmp_path: 
 
     logs = [tmp_path / f"{number}.log" for number in range(2)]
     both = [start(tmp_path, log) for log in logs]
-    assert [process.wait(timeout=600) for process in both] == [0, 0], "".join(log.read_text() for log in logs)
+    assert [process.wait(timeout=1500) for process in both] == [0, 0], "".join(log.read_text() for log in logs)
     told = [log.read_text() for log in logs]
     assert sum("compiling DeepSpeed's pin_memory operator" in text for text in told) == 1
     assert all("loaded" in text for text in told)

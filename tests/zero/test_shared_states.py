@@ -24,7 +24,7 @@ class Together:
 
     def __init__(self, size: int) -> None:
         self.parts = [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=600)
+        self.barrier = threading.Barrier(size, timeout=1500)
 
     def of(self, rank: int) -> Exchange:
         return OfRank(self, rank)

@@ -71,7 +71,6 @@ class Falling:
 
 
 @pytest.mark.full  # DeepSpeed's operator is compiled for it
-@pytest.mark.timeout(900)
 def test_it_equals_the_plain_loop_and_holds_the_asked_part(tmp_path: Path) -> None:
     kept = ("checkpoint.every=2", "checkpoint.keep=2")
     runs = {

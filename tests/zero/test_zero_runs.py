@@ -167,7 +167,6 @@ def assert_same(one: Result, other: Result) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.timeout(900)
 def test_every_stage_is_the_plain_loop_and_offload_changes_no_bit(found: dict[str, Result]) -> None:
     losses, state = expected(0.05)
     assert found["zero_0"].loss == losses

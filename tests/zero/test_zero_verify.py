@@ -15,6 +15,6 @@ from user_project import environment
 def test_it_equals_one_process(tmp_path: Path) -> None:
     words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json"]
     command = [sys.executable, "-m", "runner", "verify", *words, "zero.stage=3", "parallelism.data=2"]
-    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=200, kind=warm.WarmZero)
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=1500, kind=warm.WarmZero)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["equal"] is True
