@@ -343,6 +343,7 @@ class KernelsConfig:
     norm: str | None = None  # the same for norms: fused: an RMS norm as one operator; null = as the model's code does
     elementwise: str | None = None  # activations and what multiplies them: fused: a chain as one operator, compiled
     loss: str | None = None  # fused: the last linear map with its cross-entropy, logits in chunks
+    substitutions: list[str] = field(default_factory=list)  # names of what is replaced in layers; empty = nothing
 
 
 @dataclass

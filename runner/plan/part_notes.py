@@ -23,6 +23,8 @@ def part_notes(profile: ModelProfile, ranks: int, per_node: int | None, network:
         per_node: neighbouring ranks that exchange without the network; None: all.
         network: the links between ranks.
     """
+    if profile.substituted:
+        yield f"kernels.substitutions replaces in layers that differ: {', '.join(profile.substituted)}"
     if profile.own_kernels:
         yield "not all of the model has the kernels that are asked for" + _listed(profile, "own_kernels")
     if ranks == 1:

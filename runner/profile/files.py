@@ -42,6 +42,7 @@ def profile_from_json(text: str) -> ModelProfile:
         "whole_weights",
         "whole_tokens",
         "own_kernels",
+        "substituted",
     ):
         document[names] = tuple(document.pop(names, ()))
     document["divided_shapes"] = tuple(map(tuple, document.pop("divided_shapes", ())))

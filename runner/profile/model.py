@@ -194,6 +194,7 @@ class ModelProfile:
         gathered_logits: a layer of which all ranks put the features together; empty: none is.
         whole_tokens: where ranks also divide the values between layers by tokens: where each has all tokens, and why.
         own_kernels: what a preset of ``kernels`` leaves to the model's code, and why.
+        substituted: what is replaced in layers that differ, each with the number of its places.
         exchanges_take_time: whether the seconds of layers contain those of what the ranks that divide them exchange. Of
             a measured profile they do not; :func:`runner.plan.time.tensor.with_exchanges` adds them.
     """
@@ -241,6 +242,7 @@ class ModelProfile:
     gathered_logits: str = ""
     whole_tokens: tuple[str, ...] = ()
     own_kernels: tuple[str, ...] = ()
+    substituted: tuple[str, ...] = ()
     exchanges_take_time: bool = False
 
     @property

@@ -298,7 +298,8 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         RequestError: the request asks for parts, and no layer has been divided.
     """
     if model.kernels is not None:
-        profile = replace(profile, own_kernels=tuple(model.kernels.notes()))
+        notes, made = tuple(model.kernels.notes()), model.kernels.substituted()
+        profile = replace(profile, own_kernels=notes, substituted=made)
     if model.division is None:
         return profile
     raise_problems(model.division.problems(config.model.target))

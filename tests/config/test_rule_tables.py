@@ -88,6 +88,7 @@ COMBINED: list[dict[str, Any]] = [
     {"kernels.norm": "quick"}, {"kernels.elementwise": "quick"}, {"kernels.loss": "quick"},
     {"kernels.norm": "fused", "precision.name": "bf16_mixed"},
     {"kernels.norm": "fused", "approximate_backward.name": "fewbit"},
+    {"kernels.substitutions": ["merge_linear"]}, {"kernels.substitutions": ["one_hot"], "zero.stage": 3},
     {"kernels.elementwise": "fused", "optimizer.name": "kfac"}, {"kernels.loss": "fused", "zero.stage": 3},
     {"parallelism.sequence": True}, {"parallelism.sharding": {"a": "row"}}, {"parallelism.scatter_boundaries": True},
     {"parallelism.loss": "gathered"}, {"parallelism.tensor_sums": "native"}, {"parallelism.order": "pipeline_inside"},

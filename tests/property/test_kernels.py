@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensor_models
@@ -18,7 +19,7 @@ from runner.errors import RequestError
 from runner.model.kernels.attention import Attention
 
 STEPS = 3
-_COMMON = (
+COMMON = (
     "model=custom", "model.target=tensor_models:build", "data=custom", "data.target=tensor_models:data", "loss=custom",
     "loss.target=tensor_models:loss", "data.batch_size=8", "data.shuffle=false", "optimizer.lr=0.01",
     "optimizer.eps=1e-3", "optimizer.weight_decay=0.1", "device=cpu", "hardware=laptop_cpu", "logger=none",
@@ -28,22 +29,22 @@ _COMMON = (
 
 def run(folder: Path, *overrides: str) -> Run:
     folder.mkdir(exist_ok=True)
-    return train(resolve([*_COMMON, *overrides]), folder)
+    return train(resolve([*COMMON, *overrides]), folder)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "weights.safetensors")
 
 
-def plain(start: dict[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
-    model = tensor_models.build()
+def plain(start: dict[str, Tensor], models: Any = tensor_models) -> tuple[list[float], dict[str, Tensor]]:
+    model = models.build()
     model.load_state_dict(start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
     losses = []
     for step in range(STEPS):
-        samples = [tensor_models.data()[8 * step + at] for at in range(8)]
+        samples = [models.data()[8 * step + at] for at in range(8)]
         inputs, targets = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
-        loss = tensor_models.loss(model(inputs), targets)
+        loss = models.loss(model(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

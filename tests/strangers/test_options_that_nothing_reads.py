@@ -38,7 +38,7 @@ ALWAYS_READ = {
     "activation_checkpoint": "name target kwargs",
     "compression": "name target kwargs error_feedback",
     "approximate_backward": "name",
-    "kernels": "name attention norm elementwise loss",
+    "kernels": "name attention norm elementwise loss substitutions",
     "optimizer": "name lr weight_decay decoupled_weight_decay",
     "weight_prediction": "name preset gap target kwargs",
     "lr_scheduler": "name base_batch",

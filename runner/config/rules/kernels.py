@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.config.precision import PRECISIONS
-from runner.config.rules.table import Row, Table
+from runner.config.rules.table import Computed, Row, Table
 from runner.config.schema import RunConfig
+from runner.errors import Problem, did_you_mean
 from runner.optim.catalogue.registry import find_optimizer
 
-__all__ = ["KERNEL_TABLES"]
+__all__ = ["KERNEL_TABLES", "SUBSTITUTIONS"]
 
+SUBSTITUTIONS = ("attention", "cancel_reshapes", "drop_identities", "fold_scales", "merge_linears", "one_hot")
+"""What ``kernels.substitutions`` may name."""
 _SWITCHES = ("attention", "norm", "elementwise", "loss")
 _MEANS = ("eager", "fused")
+_KNOWN = f"must be some of {', '.join(SUBSTITUTIONS)}"
 
 
-def _first_given(config: RunConfig) -> str:
-    return next((switch for switch in _SWITCHES if getattr(config.kernels, switch) is not None), "")
+def _is_any_given(config: RunConfig) -> bool:
+    return bool(config.kernels.substitutions) or any(getattr(config.kernels, each) is not None for each in _SWITCHES)
 
 
 def _runs_traces(config: RunConfig) -> bool:
-    return any(getattr(config.kernels, switch) == "fused" for switch in _SWITCHES[1:])
+    fuses = any(getattr(config.kernels, switch) == "fused" for switch in _SWITCHES[1:])
+    return fuses or bool(config.kernels.substitutions)
+
+
+def _unknown(config: RunConfig) -> Iterator[Problem]:
+    for name in config.kernels.substitutions:
+        if name not in SUBSTITUTIONS:
+            near = did_you_mean(name, SUBSTITUTIONS)
+            fix = f"kernels.substitutions=[{near}]" if near else "kernels=substituted"
+            yield Problem("kernels.substitutions", name, _KNOWN, fix=fix)
 
 
 def _autocasts(config: RunConfig) -> bool:
@@ -51,44 +64,45 @@ KERNEL_TABLES: tuple[Table[RunConfig], ...] = (
         "Kernels",
         (
             *_keys(),
+            Computed("kernels.substitutions", _unknown, _KNOWN),
             Row(
                 "compile",
                 lambda c: c.compile,
                 "must be false with kernels={kernels.name} or one of its switches",
                 "A compiled layer chooses its operators itself",
                 fix="compile=false",
-                when=lambda c: bool(_first_given(c)),
+                when=_is_any_given,
             ),
         ),
     ),
     Table(
-        "Fused norms, chains or losses",
+        "Fused norms, chains or losses, and substitutions",
         (
             Row(
                 "precision.name",
                 _autocasts,
-                "must be another with kernels.norm, kernels.elementwise or kernels.loss",
+                "must be another with kernels.norm, .elementwise, .loss or .substitutions",
                 "Autocast chooses formats operator by operator, and would meet one operator for several",
                 fix="precision=bf16 or kernels=none",
             ),
             Row(
                 "approximate_backward.name",
                 lambda c: c.approximate_backward.name != "none",
-                "must be none with kernels.norm, kernels.elementwise or kernels.loss",
+                "must be none with kernels.norm, .elementwise, .loss or .substitutions",
                 "Its functions are recognised one by one, and would be inside of an operator",
                 fix="approximate_backward=none",
             ),
             Row(
                 "optimizer.name",
                 _watches,
-                "must be another with kernels.norm, kernels.elementwise or kernels.loss",
+                "must be another with kernels.norm, .elementwise, .loss or .substitutions",
                 f"{_OWN}, which call no modules for it to watch",
                 fix="optimizer=adamw",
             ),
             Row(
                 "zero.stage",
                 lambda c: c.zero.stage == 3,
-                "must be less than 3 with kernels.norm, kernels.elementwise or kernels.loss",
+                "must be less than 3 with kernels.norm, .elementwise, .loss or .substitutions",
                 f"{_OWN}, which call no modules for DeepSpeed to gather their weights",
                 fix="zero.stage=2",
             ),

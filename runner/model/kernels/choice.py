@@ -14,6 +14,7 @@ from runner.config.schema import LossConfig, RunConfig
 from runner.errors import Problem
 from runner.model.data import LossFunction
 from runner.model.kernels.attention import Attention
+from runner.model.kernels.substituting import Substituting, substituting_of
 from runner.model.layers import LayerSource
 from runner.model.traced.operators import Program
 
@@ -40,7 +41,8 @@ def kernels_of(config: RunConfig, *, own_loss: bool = False) -> Kernels | None:
         own_loss: whether the model brings its loss.
     """
     asked = {switch: getattr(config.kernels, switch) for switch in _WHAT if getattr(config.kernels, switch) is not None}
-    if not asked:
+    substitutions = config.kernels.substitutions
+    if not asked and not substitutions:
         return None
     why_not: dict[str, str] = {}
     if config.parallelism.tensor > 1:
@@ -49,7 +51,13 @@ def kernels_of(config: RunConfig, *, own_loss: bool = False) -> Kernels | None:
         from runner.model.kernels.head import why_no_fused_loss
 
         why_not = {"loss": why_no_fused_loss(config, own_loss=own_loss)}
-    return Kernels(asked, config.kernels.name, {each: why for each, why in why_not.items() if why})
+    divided = _DIVIDED if config.parallelism.tensor > 1 else ""
+    return Kernels(
+        asked,
+        config.kernels.name,
+        {each: why for each, why in why_not.items() if why},
+        substituting_of(config.kernels.name, substitutions, divided),
+    )
 
 
 class Kernels:
@@ -59,6 +67,7 @@ class Kernels:
         asked: ``eager`` or ``fused`` by switch.
         preset: ``eager`` or ``fused`` if all switches of it are wanted as far as the model has what they are for.
         why_not: why what a switch would fuse cannot be one operator.
+        substitutions: what is replaced in the traces of layers.
 
     Attributes:
         found: the switches for which there is something in the model, as far as layers have run.
@@ -66,11 +75,16 @@ class Kernels:
     """
 
     def __init__(
-        self, asked: Mapping[str, str], preset: str = "none", why_not: Mapping[str, str] = MappingProxyType({})
+        self,
+        asked: Mapping[str, str],
+        preset: str = "none",
+        why_not: Mapping[str, str] = MappingProxyType({}),
+        substitutions: Substituting | None = None,
     ) -> None:
         self.found: set[str] = set()
         self.left: dict[str, None] = {}
         self._asked, self._preset, self._why_not = asked, preset, why_not
+        self._substitutions = substitutions or Substituting((), of_preset=False)
         self._attention = Attention(asked["attention"]) if "attention" in asked else None
         self._chains = frozenset(each for each in ("norm", "elementwise") if self._fuses(each))
         self._simple = frozenset(each for each in ("norm", "elementwise") if asked.get(each) == "eager")
@@ -80,7 +94,7 @@ class Kernels:
     @property
     def runs_traces(self) -> bool:
         """Whether layers run operators of their traces."""
-        return bool(self._chains) or self._fuses("loss")
+        return bool(self._chains) or self._fuses("loss") or self._substitutions.changes_traces
 
     def _fuses(self, switch: str) -> bool:
         return self._asked.get(switch) == "fused" and switch not in self._why_not
@@ -104,6 +118,8 @@ class Kernels:
         made = [replace(layer, around=_both(layer.around, self.around)) for layer in layers]
         if not self.runs_traces:
             return made
+        if self._substitutions.changes_traces and any(layer.step is not None for layer in layers):
+            self._leave("a training_step of the model's own runs as it is written")
         from runner.model.kernels.layers import run_traces
 
         inner, last = (run_traces(self._changer(last=is_last), self._leave) for is_last in (False, True))
@@ -114,7 +130,7 @@ class Kernels:
         if not self.runs_traces:
             return programs
         distinct = {id(program): program for program in programs.values()}
-        made = {key: self._put_together(program) for key, program in distinct.items()}
+        made = {key: self._put_together(each, each is programs[True]) for key, each in distinct.items()}
         return {
             mode: self._ending(made[id(program)], last=True, training=mode) or made[id(program)]
             for mode, program in programs.items()
@@ -130,16 +146,16 @@ class Kernels:
 
     def _changer(self, *, last: bool) -> Callable[[Program, bool], Program | None]:
         def change(program: Program, training: bool) -> Program | None:
-            made = self._put_together(program)
+            made = self._put_together(program, training)
             return self._ending(made, last=last, training=training) or (None if made is program else made)
 
         return change
 
-    def _put_together(self, program: Program) -> Program:
-        """The program with chains as single operators; itself if it has none."""
+    def _put_together(self, program: Program, training: bool) -> Program:
+        """The program with substitutions, and with chains as single operators; itself if it has neither."""
         from runner.model.kernels.chains import fused
 
-        made, found = fused(program, self._chains)
+        made, found = fused(self._substitutions.program(program, training=training), self._chains)
         self.found |= found
         return made
 
@@ -157,6 +173,7 @@ class Kernels:
 
     def problems(self) -> Iterator[Problem]:
         """Problems if there is nothing in the model for a switch that is named, or for any one of a preset's."""
+        yield from self._substitutions.problems(list(self.left))
         is_empty = self._preset == "none" or len(self._missing()) == len(self._asked)
         for switch, why in self._missing().items():
             value = self._asked[switch]
@@ -168,7 +185,12 @@ class Kernels:
         """What a preset leaves as it is, and why; and the layers that run as they are written."""
         for switch, why in self._missing().items():
             yield f"kernels={self._preset} leaves kernels.{switch} out: {why[0].lower()}{why[1:]}"
+        yield from self._substitutions.notes(list(self.left))
         yield from self.left
+
+    def substituted(self) -> tuple[str, ...]:
+        """The substitutions that are made, each with the number of its places."""
+        return self._substitutions.made()
 
     def _missing(self) -> dict[str, str]:
         """The switches for which there is nothing in the model, each with the reason."""

@@ -89,6 +89,8 @@ class _Tracer:
         mode = detect_fake_mode(flatten(list(value.values() if isinstance(value, dict) else value))[0])
 
         def traced() -> Program:
+            if any(each._forward_hooks or each._forward_pre_hooks for each in module.modules() if each is not module):
+                raise TypeError("modules inside it have hooks, which would not run")
             with mode or nullcontext(), _tracing(), _seeing_functions() as functions:
                 if (found := left_out(module, enter_graph(map_tensors(_leaf, value)))) is not None:
                     raise TypeError(f"its forward {found[1]}")

@@ -4,8 +4,9 @@ A graph gives each layer its parts and replicas, which together are all devices.
 a run of layers that are alike in it, into twice the parts and half the replicas, or combines them back. Graphs are
 taken by their cost; one that costs more than 1.05 times the best is not looked at further. The cost is the layers'
 seconds, what goes between neighbours that differ, and the sums of gradients. Where the best does not fit, cost and
-bytes are weighed, and the weight is bisected. Substitutions that fuse or rewrite operators need the graph inside a
-layer, which the problem does not have: none is made. Layers that are partitioned differently are told, not run.
+bytes are weighed, and the weight is bisected. Substitutions inside layers need their graphs, which the problem does
+not have: ``kernels.substitutions`` makes them, and the problem is then of layers with them. Layers that are partitioned
+differently are told, not run.
 
 Source: Unger et al. 2022, Unity, and its public search (reconstruction on chains of layers).
 """
