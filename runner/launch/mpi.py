@@ -1,7 +1,7 @@
-"""Sets the variables that torchrun's ranks have from those that mpirun gives its processes.
+"""Makes this process the rank that something else has started it as: mpirun, or whatever sets torch's variables.
 
-No message travels over MPI. Source: Open MPI's documentation, "Environment variables set by mpirun"
-(OMPI_COMM_WORLD_*).
+No message travels over MPI. Sources: Open MPI's documentation, "Environment variables set by mpirun"
+(OMPI_COMM_WORLD_*); torch.distributed's, "Environment variable initialization".
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Mapping, MutableMapping
 from runner.errors import Problem, raise_problems
 from runner.launch.processes.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
-__all__ = ["become_rank", "num_ranks"]
+__all__ = ["become_rank", "complete_rank", "num_ranks"]
 
+_GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")  # the same in all ranks that one mpirun has started
 
 
@@ -54,3 +55,37 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
             MEETING_VARIABLE: "1",
         }
     )
+
+
+def complete_rank(environment: MutableMapping[str, str]) -> bool:
+    """Whether torch's variables say that this process is one of several ranks; if so, set those that follow from them.
+
+    A process that ignored them would train alone what each of its neighbours trains, too, in the same directory.
+
+    Raises:
+        RequestError: a variable is no number, is too large, or is missing and cannot be known.
+    """
+    if not all(name in environment for name in _GIVEN) or _number(environment, "WORLD_SIZE") < 2:
+        return False
+    for name, one in ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"):
+        if name not in environment:
+            why = f"{', '.join(_GIVEN)} make this process a rank, whose place on its machine is unknown"
+            fix = f"{name}={one} runner … where each rank has a machine, or env -u RANK runner … for a run of its own"
+            raise_problems([Problem(name, None, "must be set", why, fix)])
+    for name, size in ("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        if not 0 <= _number(environment, name) < _number(environment, size):
+            rule, why = f"must be at least 0 and below {size}", f"{size} is {environment[size]}"
+            raise_problems(
+                [Problem(name, environment[name], rule, why, f"env -u {name} runner … for a run of its own")]
+            )
+    environment[MEETING_VARIABLE] = "1"
+    return True
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        why = "Whatever starts ranks sets it in each of them"
+        raise_problems([Problem(name, environment[name], "must be a whole number", why, f"env -u {name} runner …")])
+        raise

@@ -15,7 +15,7 @@ from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.failure import unwritable
 from runner.launch.local.forked import Spare
 from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
-from runner.launch.mpi import become_rank, num_ranks
+from runner.launch.mpi import become_rank, complete_rank, num_ranks
 from runner.launch.processes.leaving import leave
 from runner.launch.processes.stops import end_undisturbed, signal_of
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
@@ -58,8 +58,8 @@ def train(
 ) -> int:
     """Check, start, watch and record one run; return the command's exit status.
 
-    Under torchrun, and as one of several tasks of srun or mpirun, this process is itself one of the ranks: it starts no
-    others, and the process ends in this call.
+    Under torchrun, as one of several tasks of srun or mpirun, and where torch's variables say so, this process is a
+    rank itself: it starts no others, and the process ends in this call.
 
     Args:
         config: the resolved request.
@@ -75,12 +75,14 @@ def train(
     begun = time.perf_counter() if begun is None else begun
     if num_ranks() > 1:
         become_rank(os.environ)
-    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1:
+    step = current_step()
+    if step is not None and step.num_tasks < 2:
+        step = None  # the job's script, which starts its ranks
+    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1 or (step is None and complete_rank(os.environ)):
         from runner.launch.attach import attach
 
         leave(attach(config, command=command, entry=entry))
-    step = current_step()
-    if step is not None and step.num_tasks > 1:
+    if step is not None:
         from runner.launch.slurm.job import attach_step
 
         leave(attach_step(config, step, command=command, entry=entry))

@@ -1,0 +1,63 @@
+"""Ranks that a script, Kubernetes or another tool starts with torch's variables alone are one run."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from subprocess import PIPE
+
+import launch_helpers
+import pytest
+from launch_helpers import OVERRIDES, command
+from warm import Warm
+
+from runner.errors import RequestError
+from runner.launch.mpi import complete_rank
+from runner.launch.processes.meeting import MEETING_VARIABLE
+from runner.record import RunRecord
+
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+PLACE = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def test_what_makes_a_process_a_rank() -> None:
+    found = RANK | PLACE
+    assert complete_rank(found)
+    assert MEETING_VARIABLE in found
+    assert not complete_rank({})
+    assert not complete_rank(RANK | PLACE | {"RANK": "0", "WORLD_SIZE": "1"}), "a container of one process trains alone"
+    assert not complete_rank({name: value for name, value in RANK.items() if name != "MASTER_ADDR"})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (RANK, "LOCAL_RANK = null: must be set"),
+        (RANK | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE = null: must be set"),
+        (RANK | PLACE | {"RANK": "2"}, "RANK = 2: must be at least 0 and below WORLD_SIZE. WORLD_SIZE is 2"),
+        (RANK | PLACE | {"LOCAL_RANK": "2"}, "LOCAL_RANK = 2: must be at least 0 and below LOCAL_WORLD_SIZE"),
+        (RANK | PLACE | {"WORLD_SIZE": "two"}, "WORLD_SIZE = two: must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        complete_rank(dict(given))
+
+
+def test_they_are_one_run(tmp_path: Path) -> None:
+    """Each trained alone, in the same directory, before these variables were read."""
+    line = command("train", *OVERRIDES, "parallelism.pipeline=2", entry="succeed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    variables = launch_helpers.environment() | RANK | PLACE | {"MASTER_PORT": port}
+    ranks = [
+        Warm(
+            line, cwd=tmp_path, env=variables | {"RANK": rank, "LOCAL_RANK": rank}, stdout=PIPE, stderr=PIPE, text=True
+        )
+        for rank in ("0", "1")
+    ]
+    told = [rank.communicate(timeout=1500) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    (run_dir,) = (tmp_path / "outputs" / "run").iterdir()
+    assert (run_dir / "total.txt").read_text() == "3.0"
+    assert RunRecord.load(run_dir).status == "ok"
