@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from planning_problems import cuts, problem
 
+from runner.errors import Problem, RequestError
+from runner.launch.run.find_layout import _with_substitutions
+from runner.plan.planners.choose import Choice
 from runner.plan.planners.published.chain import Chain
-from runner.plan.planners.published.unity import Costs, Graph, best_graph
+from runner.plan.planners.published.unity import Costs, Graph, best_graph, best_substitutions
 from runner.plan.planners.published.unity import plan as unity
 from runner.plan.planners.published.vpipe import Row, cut_and_ways, in_stage
 from runner.plan.planners.published.vpipe import plan as vpipe
@@ -137,6 +143,68 @@ def test_unity_finds_the_best_of_all_graphs_if_nothing_is_skipped(seed: int) -> 
     assert costs.seconds(best_graph(costs, 0.0)) <= costs.seconds((0,) * 5)
     for graph in every:
         assert costs.seconds(graph) == pytest.approx(step_of(of, graph), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unity_adds_substitutions_while_a_step_gets_shorter(seed: int) -> None:
+    draw = random.Random(seed)
+    gains, pair = {name: draw.uniform(-2, 2) for name in "abcd"}, draw.uniform(-3, 3)
+    asked: list[tuple[str, ...]] = []
+
+    def seconds(names: tuple[str, ...]) -> float:
+        asked.append(names)
+        if names == ("d",):  # which is refused alone
+            return math.inf
+        return 20 - sum(gains[name] for name in names) - pair * ({"a", "d"} <= {*names})
+
+    every = [chosen for count in range(5) for chosen in combinations("abcd", count)]
+    best = min(every, key=seconds)
+    asked.clear()
+    assert best_substitutions("dcba", seconds, alpha=math.inf, budget=100) == best
+    assert len(asked) == len(set(asked)) == 2**4
+    asked.clear()
+    found = best_substitutions("dcba", seconds)
+    assert seconds(found) <= seconds(())
+    assert len(asked) <= 1 + 4 + 3 + 2 + 2
+    assert all(gains[name] < 0 for name in "abc" if name not in found) or pair < 0 or "d" in found
+
+
+class _Judge:
+    """Plans requests by given seconds."""
+
+    def __init__(self, seconds: dict[tuple[str, ...], float], *, spread: float = 0.0) -> None:
+        self._seconds, self._spread = seconds, spread
+
+    def typed(self, keys: dict[str, Any]) -> Any:
+        made = tuple(keys.get("kernels.substitutions", "ab" if "kernels" in keys else ""))
+        if made not in self._seconds:
+            raise RequestError([Problem("kernels.substitutions", made, "must find something to replace")])
+        profile = SimpleNamespace(spread=self._spread, substituted=tuple(f"{name} at 1 place" for name in made))
+        time = SimpleNamespace(step_seconds=self._seconds[made])
+        return SimpleNamespace(profile=profile, time=time, fits=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "best", "plans"),
+    [
+        ({(): 1.0, ("a",): 0.9, ("a", "b"): 0.8}, 0.0, ["a", "b"], 4),
+        ({(): 1.0, ("a",): 0.9, ("b",): 1.1, ("a", "b"): 0.95}, 0.0, ["a"], 5),
+        ({(): 1.0, ("a",): 0.9, ("a", "b"): 0.8}, 0.3, None, 4),
+        ({(): 1.0, ("a",): 1.2, ("b",): 0.99, ("a", "b"): 1.3}, 0.0, None, 5),
+        ({(): 1.0}, 0.0, None, 1),
+    ],
+)
+def test_a_layout_gets_the_substitutions_that_are_known_to_be_faster(
+    seconds: dict[tuple[str, ...], float], spread: float, best: list[str] | None, plans: int
+) -> None:
+    judge: Any = _Judge(seconds, spread=spread)
+    answer: Any = None
+    plain = Choice(answer, {"parallelism.data": 2}, judge.typed({}))
+    found, made = _with_substitutions(plain, judge)
+    assert found.keys.get("kernels.substitutions") == best
+    assert found.keys["parallelism.data"] == 2
+    assert found.seconds <= plain.seconds
+    assert made == plans
 
 
 def step_of(of: PlanningProblem, graph: Graph) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = [
 
 AUTO = "parallelism=auto"
 _DEGREES = ("parallelism.pipeline", "parallelism.data", "parallelism.tensor")
+_SUBSTITUTIONS = "kernels.substitutions"
 _OF_UNEQUALS = {
     "replicas": "The search looks at layouts with one rank for each stage of a replica",
     "shares": "The search looks at micro-batches of one size",
@@ -85,7 +87,7 @@ def find_layout(
             return found
     config, problem, judge = asked_problem(words, progress)
     if config.planner.name != "joint":
-        return _of_published(config.planner, problem, judge)
+        return _of_published(config.planner, problem, judge, progress)
     return _chosen(config, problem, judge, progress)
 
 
@@ -186,7 +188,9 @@ def checked_search(words: Sequence[str]) -> tuple[RunConfig, set[str]]:
     return config, given
 
 
-def _of_published(section: PlannerConfig, problem: PlanningProblem, judge: LayoutJudge) -> FoundLayout:
+def _of_published(
+    section: PlannerConfig, problem: PlanningProblem, judge: LayoutJudge, progress: Callable[[str], None]
+) -> FoundLayout:
     """The layout that a published planner finds.
 
     Raises:
@@ -204,8 +208,44 @@ def _of_published(section: PlannerConfig, problem: PlanningProblem, judge: Layou
             [Problem("planner", name, "must find a layout that can run", answer.needs[0], "planner=joint")]
         )
     keys = judge.keys(answer)
-    chosen = Chosen(Choice(answer, keys, judge.typed(keys)), searched=1, evaluated=1)
+    best, evaluated = Choice(answer, keys, judge.typed(keys)), 1
+    is_measured = best.plan.profile.seconds_source == "measured"  # estimates are of FLOPs, which stay
+    is_open = judge.leaves_open("kernels") and judge.leaves_open(_SUBSTITUTIONS)
+    if name == "unity" and is_measured and is_open and answer.tensor == 1:
+        progress("substitutions inside layers ...")
+        best, evaluated = _with_substitutions(best, judge)
+    chosen = Chosen(best, searched=1, evaluated=evaluated)
     return FoundLayout(tuple(judge.words(keys)), chosen, problem, judge)
+
+
+def _with_substitutions(choice: Choice, judge: LayoutJudge) -> tuple[Choice, int]:
+    """The choice with the substitutions inside layers whose plan is fastest, and how many plans were made.
+
+    It stays without any where none is faster by more than plans tell apart, or than repeats of its layers differ.
+    """
+    from runner.plan.planners.choose import NOT_TOLD_APART
+    from runner.plan.planners.published.unity import best_substitutions
+
+    plain = {**choice.keys}
+    made: dict[tuple[str, ...], Choice] = {(): choice}
+
+    def seconds(names: tuple[str, ...]) -> float:
+        if names not in made:
+            try:
+                keys = {**plain, _SUBSTITUTIONS: [*names]}
+                made[names] = replace(choice, keys=keys, plan=judge.typed(keys))
+            except RequestError:
+                return math.inf
+        return made[names].seconds if made[names].plan.fits or not choice.plan.fits else math.inf
+
+    try:
+        possible = judge.typed({**plain, "kernels": "substituted"}).profile.substituted
+    except RequestError:
+        return choice, 1
+    names = [each.partition(" ")[0] for each in possible]
+    best = made[best_substitutions(names, seconds)]
+    unsure = max(NOT_TOLD_APART, choice.plan.profile.spread, best.plan.profile.spread)
+    return best if best.seconds < (1 - unsure) * choice.seconds else choice, len(made) + 1
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""``planner=unity``: best-first search over substitutions that partition layers more or less; no pipeline.
+"""``planner=unity``: best-first search over substitutions, of layers' partitions and of operators; no pipeline.
 
 A graph gives each layer its parts and replicas, which together are all devices. A substitution partitions a layer, or
 a run of layers that are alike in it, into twice the parts and half the replicas, or combines them back. Graphs are
 taken by their cost; one that costs more than 1.05 times the best is not looked at further. The cost is the layers'
 seconds, what goes between neighbours that differ, and the sums of gradients. Where the best does not fit, cost and
-bytes are weighed, and the weight is bisected. Substitutions inside layers need their graphs, which the problem does
-not have: ``kernels.substitutions`` makes them, and the problem is then of layers with them. Layers that are partitioned
-differently are told, not run.
+bytes are weighed, and the weight is bisected. Layers that are partitioned differently are told, not run. Substitutions
+inside layers (``kernels.substitutions``) are searched in the same way where no layer is partitioned: a graph is then a
+set of them, and its cost the step of a whole plan, whose profile is of layers with them.
 
 Source: Unger et al. 2022, Unity, and its public search (reconstruction on chains of layers).
 """
@@ -14,20 +14,24 @@ Source: Unger et al. 2022, Unity, and its public search (reconstruction on chain
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from runner.plan.planners.kinds import PARTS, REPLICAS, PlannerKind
 from runner.plan.planners.published.chain import Chain, answer_of, with_microbatches
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
-__all__ = ["Costs", "Graph", "PLANNER", "best_graph", "plan"]
+__all__ = ["Costs", "Graph", "PLANNER", "best_graph", "best_substitutions", "plan"]
+
+State = TypeVar("State", bound=tuple[Any, ...])
 
 ALPHA = 1.05
 """How much more than the best a graph may cost that is looked at further."""
 
 _BUDGET = 300  # graphs whose substitutions are made
+_SETS = 3  # sets of substitutions inside layers that are added to: each addition costs a profile
 _HALVINGS = 12  # of the weight of bytes
 
 Graph = tuple[int, ...]
@@ -139,19 +143,48 @@ class Costs:
 def best_graph(costs: Costs, weight: float, alpha: float = ALPHA, budget: int = _BUDGET) -> Graph:
     """The graph with the least cost that the search finds."""
     start: Graph = (0,) * len(costs.problem.layers)
-    best = costs.weighed(start, weight), start
+    others = partial(substituted, places=costs.places)
+    return _best_first(start, others, lambda graph: costs.weighed(graph, weight), alpha, budget)
+
+
+def best_substitutions(
+    names: Collection[str], seconds_of: Callable[[tuple[str, ...]], float], alpha: float = 1.0, budget: int = _SETS
+) -> tuple[str, ...]:
+    """The substitutions inside layers with the shortest step that the search finds; no set is longer than without any.
+
+    Args:
+        names: the substitutions that can be made.
+        seconds_of: gives the seconds of a step with some of them, by name in ascending order; infinite if refused.
+        alpha: how many times the best a set may cost that is added to.
+        budget: the sets that are added to, at most.
+    """
+
+    def others(chosen: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        return (tuple(sorted((*chosen, name))) for name in names if name not in chosen)
+
+    return _best_first((), others, seconds_of, alpha, budget)
+
+
+def _best_first(
+    start: State,
+    others: Callable[[State], Iterable[State]],
+    cost: Callable[[State], float],
+    alpha: float,
+    budget: int,
+) -> State:
+    best = cost(start), start
     queue, seen = [best], {start}
     for _ in range(budget):
         if not queue:
             break
-        cost, graph = heapq.heappop(queue)
-        if cost > alpha * best[0]:
+        least, state = heapq.heappop(queue)
+        if least > alpha * best[0]:
             break  # the others cost more
-        for other in substituted(graph, costs.places):
+        for other in others(state):
             if other in seen:
                 continue
             seen.add(other)
-            made = costs.weighed(other, weight), other
+            made = cost(other), other
             best = min(best, made)
             if made[0] <= alpha * best[0]:
                 heapq.heappush(queue, made)
@@ -179,7 +212,7 @@ PLANNER = PlannerKind(
         PARTS,
         REPLICAS,
     ),
-    chooses="parts and replicas of each layer",
+    chooses="parts and replicas of each layer, substitutions inside layers",
     by="best-first search over substitutions",
     lacks="pipelines, recomputation",
     position=60,
