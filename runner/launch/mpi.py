@@ -1,7 +1,8 @@
 """Makes this process the rank that something else has started it as: mpirun, or whatever sets torch's variables.
 
 No message travels over MPI. Sources: Open MPI's documentation, "Environment variables set by mpirun"
-(OMPI_COMM_WORLD_*); torch.distributed's, "Environment variable initialization".
+(OMPI_COMM_WORLD_*); what mpiexec of MPICH and Intel MPI (Hydra) sets (PMI_*, MPI_LOCAL*); torch.distributed's
+documentation, "Environment variable initialization".
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
 
 from runner.errors import Problem, raise_problems
 from runner.launch.processes.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
@@ -19,10 +21,28 @@ _GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")  # the same in all ranks that one mpirun has started
 
 
+class _Names(NamedTuple):
+    """The variables in which an mpirun tells a process its numbers."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+_OPEN_MPI = _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+_HYDRA = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _names(environment: Mapping[str, str]) -> _Names:
+    """Those of Hydra only where it has named all of them: srun sets the first two, too."""
+    return _HYDRA if all(name in environment for name in _HYDRA) else _OPEN_MPI
+
+
 def num_ranks(environment: Mapping[str, str] | None = None) -> int:
     """The number of processes that mpirun has started, including this one; 0 outside mpirun."""
     found = os.environ if environment is None else environment
-    return int(found.get("OMPI_COMM_WORLD_SIZE", "0"))
+    return int(found.get(_names(found).size, "0"))
 
 
 def become_rank(environment: MutableMapping[str, str]) -> None:
@@ -31,30 +51,37 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
     Raises:
         RequestError: a variable is missing, or the ranks are on several machines, and nothing tells where rank 0 is.
     """
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_SIZE"):
-        if f"OMPI_COMM_WORLD_{name}" not in environment:
-            why = "OMPI_COMM_WORLD_SIZE is set, and mpirun sets both"
-            fix = "env -u OMPI_COMM_WORLD_SIZE runner …"
-            raise_problems([Problem(f"OMPI_COMM_WORLD_{name}", None, "must be set", why, fix)])
-    rank, world_size = int(environment["OMPI_COMM_WORLD_RANK"]), num_ranks(environment)
-    local_size = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    names = _names(environment)
+    for name in names:
+        if name not in environment:
+            why, fix = f"{names.size} is set, and mpirun sets both", f"env -u {names.size} runner …"
+            raise_problems([Problem(name, None, "must be set", why, fix)])
+    rank, world_size, local_size = (int(environment[name]) for name in (names.rank, names.size, names.local_size))
+    job = next((environment[name] for name in _JOB if name in environment), None)
     if local_size == world_size:
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
-    elif "MASTER_ADDR" not in environment:
-        why = "mpirun tells the ranks of several machines neither rank 0's name nor its address"
-        raise_problems([Problem("MASTER_ADDR", None, "must be set", why, "mpirun -x MASTER_ADDR=NODE …")])
-    job = next((environment[name] for name in _JOB if name in environment), "")
-    environment.setdefault("MASTER_PORT", str(FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS))
+        job = job or str(os.getppid())  # Hydra names no job, but starts all ranks of a machine by one process
+    _ask_for(environment, "MASTER_ADDR", "NODE")
+    if job is None:
+        _ask_for(environment, "MASTER_PORT", "29500")
+    environment.setdefault("MASTER_PORT", str(FIRST_PORT + zlib.crc32(str(job).encode()) % NUM_PORTS))
     environment.update(
         {
             "RANK": str(rank),
-            "LOCAL_RANK": environment["OMPI_COMM_WORLD_LOCAL_RANK"],
+            "LOCAL_RANK": environment[names.local_rank],
             "GROUP_RANK": str(rank // local_size),
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(local_size),
             MEETING_VARIABLE: "1",
         }
     )
+
+
+def _ask_for(environment: Mapping[str, str], name: str, value: str) -> None:
+    if name not in environment:
+        why = "mpirun tells the ranks of several machines neither rank 0's name nor its address and port"
+        setting = f"-x {name}={value}" if _names(environment) is _OPEN_MPI else f"-genv {name} {value}"
+        raise_problems([Problem(name, None, "must be set", why, f"mpirun {setting} …")])
 
 
 def complete_rank(environment: MutableMapping[str, str]) -> bool:

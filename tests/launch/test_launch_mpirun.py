@@ -19,7 +19,6 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 RUNNER = (sys.executable, "-m", "runner", "train", *OVERRIDES, "logger=none", "trainer.progress=false")
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin"),
-    pytest.mark.timeout(600),
 ]
 
 
@@ -42,6 +41,29 @@ def test_the_variables_of_a_rank() -> None:
 def test_a_variable_of_mpirun_alone_is_refused() -> None:
     with pytest.raises(RequestError, match="OMPI_COMM_WORLD_LOCAL_SIZE = null: must be set"):
         become_rank({f"OMPI_COMM_WORLD_{name}": "2" for name in ("RANK", "SIZE", "LOCAL_RANK")})
+
+
+def test_the_variables_of_hydra() -> None:
+    started = {"PMI_RANK": "5", "PMI_SIZE": "8"}
+    assert num_ranks(started) == 0, "srun sets these, too"
+    started |= {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    assert num_ranks(started) == 8
+    for name, fix in ("MASTER_ADDR", "-genv MASTER_ADDR NODE"), ("MASTER_PORT", "-genv MASTER_PORT 29500"):
+        with pytest.raises(RequestError, match=f"{name} = null: must be set.*Try mpirun {fix} "):
+            become_rank(dict(started))
+        started[name] = "12345"
+    become_rank(started)
+    assert [started[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["5", "1", "8", "4"]
+
+
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra: apt-get install mpich")
+@pytest.mark.costly
+def test_hydras_processes_are_one_run(tmp_path: Path) -> None:
+    words = [*RUNNER, "parallelism.pipeline=2", "run_dir=hydra"]
+    status, out, err = Started(["mpiexec.hydra", "-n", "2", *words], tmp_path).finish()
+    assert status == 0, err
+    assert out.count("predicted | measured") == 1
+    assert RunRecord.load(tmp_path / "hydra").status == "ok"
 
 
 @pytest.mark.costly

@@ -15,6 +15,7 @@ from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
 from runner.config.schema import PlannerConfig, RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.launch.mpi import num_ranks
 from runner.launch.run.layout_judge import LayoutJudge, without_search
 
 if TYPE_CHECKING:
@@ -428,7 +429,7 @@ def _without_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(config: RunConfig) -> list[Problem]:
-    if "WORLD_SIZE" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
+    if "WORLD_SIZE" in os.environ or num_ranks():
         why = "Each rank would search by what it measures itself, and may find another layout than its peers"
         fix = "`runner plan parallelism=auto` prints the request"
         return [Problem("parallelism", "auto", "must be chosen before the ranks are started", why, fix)]
