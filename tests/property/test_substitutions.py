@@ -72,6 +72,17 @@ class Cast(nn.Module):
         return turned.double().to(value.dtype).sin()
 
 
+class Adapted(Gated):
+    """One of whose maps is frozen, and whose numbers are whole for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up.requires_grad_(False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value + (value.long() * 2 * 3).to(value.dtype))
+
+
 def compared(module: nn.Module, names: Sequence[str], inputs: Sequence[Tensor]) -> Kernels:
     """Compare a layer with itself as it is written, on some inputs."""
     own = deepcopy(module)
@@ -112,6 +123,7 @@ def values(*samples: int) -> list[Tensor]:
         (Attending, "merge_linears", 1),
         (Gated, "merge_linears", 1),
         (Gated, "fold_scales", 1),
+        (Adapted, "fold_scales", 1),
         (Biased, "attention", 1),
         (Scaled, "fold_scales", 2),
         (Cast, "cancel_reshapes", 2),
@@ -210,6 +222,7 @@ def hooked() -> nn.Module:
         (Visible, "attention", "no layer multiplies values by a softmax"),
         (Writes, "merge_linears", "it is found and not made: on small random inputs "),
         (Rounds, "cancel_reshapes", "no layer has views or casts in a row"),
+        (Adapted, "merge_linears", "no layer gives one value to two linear maps"),
         (Branches, "merge_linears", "a Branches runs as it is written"),
         (hooked, "merge_linears", "a Gated runs as it is written"),
         (Gated, "one_hot", "no layer multiplies a one_hot"),

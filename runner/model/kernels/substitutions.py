@@ -281,7 +281,9 @@ def _factor(node: Any) -> float | None:
     given = arguments(node)
     other = given["other"]
     value = value_of(node)
-    if not _is_number(other) or given.get("rounding_mode") or value is None or not is_alike(node, node.args[0]):
+    if not _is_number(other) or given.get("rounding_mode") or value is None or not value.is_floating_point():
+        return None
+    if not is_alike(node, node.args[0]):
         return None
     if operator(node) == "aten::div":
         return 1 / other if other else None
@@ -414,7 +416,8 @@ def _merge_linears(draft: Draft, _: Program) -> int:
             given = arguments(node)
             weights = [each for each in (given["weight"], given["bias"]) if each is not None]
             if all(each in draft.weights for each in weights):
-                groups.setdefault((given["input"], len(weights)), []).append(node)
+                kinds = tuple((each.meta["val"].dtype, each.meta["val"].requires_grad) for each in weights)
+                groups.setdefault((given["input"], kinds), []).append(node)  # a frozen weight gets no gradient
     merged = [group for group in groups.values() if len(group) > 1 and len({node.args[1] for node in group}) > 1]
     for group in merged:
         _merge(draft, group)
