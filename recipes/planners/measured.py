@@ -61,7 +61,8 @@ def asleep() -> list[dict[str, Any]]:
 
 def judged(of: PlanningProblem, answer: PlanningAnswer) -> float:
     """Seconds of a step of an answer that can run, by the play of its order."""
-    order = Orders().of(answer.order, answer.pipeline, answer.microbatches, answer.turns, answer.shares)
+    own = answer.turns, answer.shares, answer.placement, answer.starts
+    order = Orders().of(answer.order, answer.pipeline, answer.microbatches, *own)
     assert order is not None  # what planners answer exists
     samples = of.batch / (answer.data * answer.microbatches)
     table = StageTable(of, Setting(of.divisions[0], samples, answer.microbatches, answer.data, answer.zero))
@@ -80,7 +81,7 @@ def _row(of: PlanningProblem, answer: PlanningAnswer) -> dict[str, Any]:
         return row | {"why_not": answer.needs[0]}
     held = [0] * min(len(answer.stages), answer.pipeline)
     for stage, (first, last) in enumerate(answer.stages):
-        held[stage % len(held)] += last - first + 1
+        held[answer.placement[stage] if answer.placement else stage % len(held)] += last - first + 1
     fits = max(held) <= _FIT
     keys = answer.overrides({name: spec.default_chunks for name, spec in SPECS.items()})
     return row | {"why_not": None, "fits": fits, "judged_seconds": judged(of, answer), "overrides": _words(keys)}

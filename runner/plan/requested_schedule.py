@@ -89,6 +89,8 @@ def num_stages(config: RunConfig) -> int:
     asked, spec = config.schedule, _spec(config)
     if (replicas := asked.option("replicas")) is not None:
         return len(replicas)
+    if (placement := asked.option("placement")) is not None:
+        return len(placement)
     return config.parallelism.pipeline * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 

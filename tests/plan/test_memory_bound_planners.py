@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, groupby, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 from planning_problems import cuts, figures, problem, shares
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.planners.orders import Orders
-from runner.plan.planners.published.beaumont import shortest_period
+from runner.plan.planners.published.beaumont import parted, shortest_period
 from runner.plan.planners.published.chain import Chain
 from runner.plan.planners.published.efftra import grouped, step_seconds
 from runner.plan.planners.published.efftra import plan as efftra
+from runner.plan.planners.published.periodic import Placed, pattern_for, shortest_pattern
 from runner.plan.planners.published.rl import learn
 from runner.plan.planners.stages import Candidates, Setting, StageTable
 from runner.plan.planners.values import Line, Order, PlanningProblem
+from runner.schedule.catalogue.registry import build
+from runner.schedule.checking.schedule import check
+from runner.schedule.simulation.clock import StageCosts, simulate
 
 
-def periodic(loads: list[tuple[float, float]], saved: list[float], rooms: list[float], period: float) -> bool:
+def periodic(
+    loads: list[tuple[float, float]],
+    saved: list[float],
+    rooms: list[float],
+    period: float,
+    where: list[int] | None = None,
+) -> bool:
     """Whether forwards and backwards of a chain of resources repeat in a period, each with room for what it keeps.
 
     Starts within the period and shifts by whole periods, as the paper's integer program has them. A resource is a
-    stage or the link behind it, which keeps nothing.
+    stage or the link behind it, which keeps nothing; with ``where``, several of the chain are one, whose room is that
+    of the first. No two actions of a resource may meet.
     """
     num = len(loads)
+    own = list(range(num)) if where is None else where
     ops = [*range(num), *reversed(range(num))]  # the chain F_1 .. F_n, B_n .. B_1, by resource
     long = [*(f for f, _ in loads), *(b for _, b in reversed(loads))]
-    starts, shifts, turns, held = (range(at, at + 2 * num) for at in (0, 2 * num, 4 * num, 5 * num))
-    size = 6 * num
+    meeting = [(one, two) for one, two in combinations(range(2 * num), 2) if own[ops[one]] == own[ops[two]]]
+    starts, shifts, held = range(2 * num), range(2 * num, 4 * num), range(4 * num, 5 * num)
+    size = 5 * num + len(meeting)
     rows, low = list[np.ndarray](), list[float]()
 
     def at_least(parts: dict[int, float], least: float) -> None:
@@ -42,18 +58,18 @@ def periodic(loads: list[tuple[float, float]], saved: list[float], rooms: list[f
 
     for op in range(2 * num - 1):
         at_least({starts[op + 1]: 1, shifts[op + 1]: period, starts[op]: -1, shifts[op]: -period}, long[op])
+    for turn, (one, two) in enumerate(meeting, 5 * num):
+        at_least({starts[two]: 1, starts[one]: -1, turn: -period}, long[one] - period)
+        at_least({starts[one]: 1, starts[two]: -1, turn: period}, long[two])
     for one in range(num):
         two = 2 * num - 1 - one
-        assert ops[one] == ops[two]
-        at_least({starts[two]: 1, starts[one]: -1, turns[one]: -period}, long[one] - period)
-        at_least({starts[one]: 1, starts[two]: -1, turns[one]: period}, long[two])
         # As many are kept as forwards begin until the backward of the first has ended.
         at_least(
             {held[one]: period, starts[two]: -1, starts[one]: 1, shifts[two]: -period, shifts[one]: period}, long[two]
         )
-        at_least({held[one]: -saved[one]}, -rooms[one])
-    upper = np.array([period] * (2 * num) + [4 * num] * (2 * num) + [1] * num + [4 * num] * num, dtype=float)
-    whole = np.array([0] * (2 * num) + [1] * (4 * num))
+        at_least({held[each]: -saved[each] for each in range(num) if own[each] == own[one]}, -rooms[one])
+    upper = np.array([period] * (2 * num) + [4 * num] * (3 * num) + [1] * len(meeting), dtype=float)
+    whole = np.array([0] * (2 * num) + [1] * (size - 2 * num))
     made = milp(
         np.zeros(size),
         constraints=LinearConstraint(np.array(rows), low, np.inf),
@@ -96,6 +112,132 @@ def test_beaumonts_period_is_that_of_the_integer_program(seed: int) -> None:
     own = [(first, last + 1) for first, last in found[1]]
     assert periodic(*resources(of, own, 1.0), found[0] * (1 + 1e-5))
     assert not any(periodic(*resources(of, ranges, 1.0), found[0] * (1 - 1e-3)) for ranges in every)
+
+
+def as_resources(stages: list[Placed], rooms: list[float]) -> tuple[Any, ...]:
+    """The same of stages on ranks that hold several, and of links between two ranks, for :func:`periodic`."""
+    loads, saved, room, where = list[tuple[float, float]](), list[float](), list[float](), list[int]()
+    links: dict[tuple[int, ...], int] = {}
+    for each, after in zip(stages, [*stages[1:], None], strict=True):
+        loads.append((each.forward, each.backward))
+        saved.append(each.saved)
+        room.append(rooms[each.rank])
+        where.append(each.rank)
+        if after is not None and each.message:
+            pair = tuple(sorted((each.rank, after.rank)))
+            where.append(links.setdefault(pair, len(rooms) + len(links)))
+            loads.append((each.message, each.message))
+            saved.append(0.0)
+            room.append(1.0)
+    return loads, saved, room, where
+
+
+def drawn_stages(draw: random.Random) -> tuple[list[Placed], list[float]]:
+    """Three to six stages on two or three ranks, of which neighbours are on different ones."""
+    ranks, owners = draw.choice([2, 3]), list[int]()
+    size = draw.randint(3, 3 + ranks)
+    while len(set(owners)) < ranks or any(one == other for one, other in pairwise(owners)):
+        owners = [draw.randrange(ranks) for _ in range(size)]
+    sent, last = draw.random() < 0.5, len(owners) - 1
+    stages = [
+        Placed(
+            rank,
+            draw.uniform(1, 3),
+            draw.uniform(1, 4),
+            draw.uniform(1, 3),
+            draw.uniform(0.1, 2.0) if sent and at < last else 0.0,
+        )
+        for at, rank in enumerate(owners)
+    ]
+    return stages, [
+        draw.uniform(1.0, 2.5) * sum(each.saved for each in stages if each.rank == rank) for rank in range(ranks)
+    ]
+
+
+def load_of(stages: list[Placed]) -> float:
+    """Seconds of a micro-batch on the busiest rank."""
+    return max(sum(each.forward + each.backward for each in stages if each.rank == rank) for rank in range(3))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_patterns_of_ranks_with_several_stages_are_those_of_the_integer_program(seed: int) -> None:
+    stages, rooms = drawn_stages(random.Random(seed))
+    loads, saved, room, where = as_resources(stages, rooms)
+    for longer in (1.001, 1.1, 1.3, 1.8):
+        period = longer * load_of(stages)
+        found = pattern_for(stages, rooms, period)
+        assert (found is not None) == periodic(loads, saved, room, period, where)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_pattern_is_played_in_its_period_and_keeps_what_it_says(seed: int) -> None:
+    """Each further micro-batch takes at most a period, and no stage keeps more between its forwards and backwards."""
+    stages, rooms = drawn_stages(random.Random(seed))
+    silent = [each._replace(message=0.0) for each in stages]
+    found = shortest_pattern(silent, rooms, 10 * load_of(stages))
+    if found is None:
+        return
+    periods = [start / found.period for start in found.starts]
+    owners = [each.rank for each in silent]
+    f, b = tuple(each.forward for each in silent), tuple(each.backward for each in silent)
+    spans = []
+    for count in (10, 20):
+        schedule = build("1f1b", len(rooms), count, placement=owners, starts=periods)
+        assert check(schedule) == []
+        spans.append(simulate(schedule, StageCosts(f, b, b, b)).makespan)
+        assert in_flight_microbatches(schedule) == found.kept
+    assert spans[0] <= found.starts[-1] + b[0] + 9 * found.period * (1 + 1e-7)
+    assert spans[1] - spans[0] <= 10 * found.period * (1 + 1e-7)
+    for rank, room in enumerate(rooms):
+        assert (
+            sum(most * each.saved for most, each in zip(found.kept, silent, strict=True) if each.rank == rank) <= room
+        )
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "seed"), [*((5, 2, seed) for seed in range(8)), (4, 3, 0), (5, 3, 1), (6, 3, 2)]
+)
+def test_beaumonts_stages_that_are_apart_are_the_best_of_all_assignments(layers: int, ranks: int, seed: int) -> None:
+    draw = random.Random(seed)
+    of = problem(seed, layers=layers, ranks=ranks)
+    division = of.divisions[0]
+    saved = tuple(Line(0.0, draw.uniform(0.5, 4.0)) for _ in range(layers))
+    division = replace(
+        division,
+        boundary=tuple(each / 10 for each in division.boundary),
+        kept=(replace(division.kept[0], saved=saved),),
+    )
+    room = int(4.4 * sum(division.weight) / ranks + draw.uniform(0.9, 1.5) * sum(each.each for each in saved))
+    of = replace(of, divisions=(division,), memory={ranks: room})
+    chain = Chain(of, division, 1.0)
+    together = shortest_period(chain, ranks)
+    found = parted(chain, ranks, together[0] if together is not None else None)
+    best = found[0] if found is not None else together[0] if together is not None else 1e3
+    rows = figures(of, 1.0)
+    for owners in product(range(ranks), repeat=layers):
+        if owners[0] or len({*owners}) < ranks:  # ranks are alike
+            continue
+        runs = [[at for at, _ in run] for _, run in groupby(enumerate(owners), lambda each: each[1])]
+        stages = [
+            Placed(
+                owners[own[0]],
+                forward := sum(division.forward[at].of(1.0) for at in own),
+                sum(rows[at][0] for at in own) - forward,
+                sum(saved[at].each for at in own),
+                rows[own[-1]][2] if own[-1] + 1 < layers else 0.0,
+            )
+            for own in runs
+        ]
+        if load_of(stages) > best * (1 - 2e-3):
+            continue
+        weights = [4 * sum(rows[at][1] for at in range(layers) if owners[at] == rank) for rank in range(ranks)]
+        loads, kept, rooms, where = as_resources(stages, [room - 0.1 - each for each in weights])
+        assert not periodic(loads, kept, rooms, best * (1 - 2e-3), where)
+        if found is not None and found[1:3] == (
+            tuple((own[0], own[-1]) for own in runs),
+            tuple(each.rank for each in stages),
+        ):
+            assert periodic(loads, kept, rooms, best * (1 + 1e-5), where)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -359,9 +359,8 @@ def _sorted_boundaries(config: RunConfig) -> str:
 
 
 def _example_boundaries(config: RunConfig) -> str:
-    stages = len(config.schedule.option("replicas") or ()) or config.parallelism.pipeline * (
-        config.schedule.chunks or 1
-    )
+    named = config.schedule.option("replicas") or config.schedule.option("placement") or ()
+    stages = len(named) or config.parallelism.pipeline * (config.schedule.chunks or 1)
     return _listed(list(range(1, stages)))
 
 

@@ -42,6 +42,8 @@ _SUBSTITUTIONS = "kernels.substitutions"
 _OF_UNEQUALS = {
     "replicas": "The search looks at layouts with one rank for each stage of a replica",
     "shares": "The search looks at micro-batches of one size",
+    "placement": "The search looks at the placements of published orders",
+    "starts": "The search looks at published orders",
 }  # keys of the schedule that the search does not know -> why
 _SMALL_GAIN = 0.1  # of a step, within which plans are uncertain: no reason to profile the model for each tensor degree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,6 +83,8 @@ class Orders:
         microbatches: int,
         replicas: tuple[int, ...] = (),
         shares: tuple[int, ...] = (),
+        placement: tuple[int, ...] = (),
+        starts: tuple[float, ...] = (),
     ) -> PlayedOrder | None:
         """An order of so many ranks and micro-batches; None if it cannot be played for many candidates at once.
 
@@ -89,10 +92,13 @@ class Orders:
             order, ranks, microbatches: the order.
             replicas: the ranks of each stage that take its micro-batches in turns; empty: one.
             shares: the share of each micro-batch in the samples; empty: all have as many.
+            placement, starts: the rank of each stage, and the pattern of its actions; empty: as the order says.
         """
-        key = order, ranks, microbatches, replicas, shares
+        key = order, ranks, microbatches, replicas, shares, placement, starts
         if key not in self._known:
-            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches, replicas, shares)
+            own = {"replicas": replicas, "shares": shares, "placement": placement, "starts": starts}
+            given = {name: each for name, each in own.items() if each}
+            self._known[key] = _alone() if order is None else _made(order, ranks, microbatches, given)
         return self._known[key]
 
 
@@ -102,10 +108,9 @@ def exists(order: Order, ranks: int, microbatches: int) -> bool:
 
 
 def _request(
-    order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...] = (), shares: tuple[int, ...] = ()
+    order: Order, ranks: int, microbatches: int, options: Mapping[str, tuple[float, ...]] | None = None
 ) -> ScheduleRequest:
-    own = {"replicas": replicas, "shares": shares}
-    return ScheduleRequest(ranks, microbatches, order.chunks, options={key: each for key, each in own.items() if each})
+    return ScheduleRequest(ranks, microbatches, order.chunks, options=options or {})
 
 
 @cache
@@ -122,10 +127,8 @@ def _alone() -> PlayedOrder:
     return PlayedOrder(None, 1, 1, ((0,),), ((Held((1,), (0,), (0,)),),), ((0,),), 1, None)
 
 
-def _made(
-    order: Order, ranks: int, microbatches: int, replicas: tuple[int, ...], shares: tuple[int, ...]
-) -> PlayedOrder | None:
-    request, spec = _request(order, ranks, microbatches, replicas, shares), SPECS[order.schedule]
+def _made(order: Order, ranks: int, microbatches: int, options: Mapping[str, tuple[float, ...]]) -> PlayedOrder | None:
+    request, spec = _request(order, ranks, microbatches, options), SPECS[order.schedule]
     if not spec.accepts(request):
         return None
     schedule = fuse_backwards(spec.generate(request))

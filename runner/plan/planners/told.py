@@ -57,6 +57,7 @@ def _layout(choice: Choice) -> str:
     turns = f" (ranks of each stage: {', '.join(map(str, answer.turns))})" if answer.turns else ""
     degrees = f"pipeline {answer.pipeline}{turns} x data {answer.data} x tensor {answer.tensor}"
     order = f", schedule {answer.order.schedule}" if answer.order is not None else ""
+    order += f" with stages on ranks {', '.join(map(str, answer.placement))}" if answer.placement else ""
     chunks = (
         f" with {answer.order.chunks} stages per rank" if answer.order is not None and answer.order.chunks > 1 else ""
     )
@@ -68,9 +69,11 @@ def _layout(choice: Choice) -> str:
 
 
 def order_text(plan: RunPlan) -> str:
-    """The schedule of a plan with a pipeline, and the ranks of each stage where these differ; else nothing."""
+    """The schedule of a plan with a pipeline, and the ranks of its stages where these differ; else nothing."""
     turns = replicas_of(plan.schedule)
     ranks = f" [{','.join(map(str, turns))}]" if turns else ""
+    if plan.schedule.name == "1f1b" and plan.schedule.stages > plan.schedule.ranks:
+        ranks = f" on ranks {'-'.join(map(str, plan.schedule.placement[0]))}"
     return f"{plan.schedule.name}{ranks}" if plan.has_bubble else ""
 
 

@@ -244,6 +244,8 @@ class PlanningAnswer:
         offload: the strategy of ``offload`` that moves what layers save, and says itself what is kept; None: none.
         devices: the class of each stage's device, where they are unlike; empty: they are alike.
         shares: the share of each micro-batch in a replica's samples; empty: all have as many.
+        placement: the rank of each stage in a pipeline, where 1f1b has several on a rank; empty: as the order says.
+        starts: for a placement, the starts of all forwards and then of the backwards from the last stage, in periods.
         moved: the stages that may move what they keep to the host's memory, as much as their memory asks for.
         states_in_host: whether optimizer states are in the host's memory, and are updated there.
     """
@@ -265,6 +267,8 @@ class PlanningAnswer:
     offload: str | None = None
     devices: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    placement: tuple[int, ...] = ()
+    starts: tuple[float, ...] = ()
     moved: tuple[int, ...] = ()
     states_in_host: bool = False
 
@@ -295,6 +299,8 @@ class PlanningAnswer:
                 keys["schedule.chunks"] = self.order.chunks
         if self.turns:
             keys["schedule.replicas"] = list(self.turns)
+        if self.placement:
+            keys["schedule.placement"], keys["schedule.starts"] = list(self.placement), list(self.starts)
         keys["schedule.microbatches"] = self.microbatches
         if self.shares:
             keys["schedule.shares"] = list(self.shares)

@@ -39,7 +39,7 @@ BUDGET = 200_000
 
 # Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file", "memory_limit", "replicas", "shares"),
+    "schedule": ("chunks", "file", "memory_limit", "replicas", "shares", "placement", "starts"),
     "partition": ("boundaries",),
     "activation_checkpoint": tuple(OPTIONS),
 }
@@ -100,11 +100,10 @@ def of_one_size(config: RunConfig) -> Overrides:
 
 
 def of_equals(config: RunConfig) -> Overrides:
-    """The overrides with which each stage is on one rank, and all micro-batches have one size."""
-    return {
-        **({} if config.schedule.option("replicas") is None else {"schedule.replicas": None}),
-        **of_one_size(config),
-    }
+    """The overrides with which each stage is on one rank of its own, and all micro-batches have one size."""
+    keys = ("replicas", "placement", "starts")
+    given = (key for key in keys if config.schedule.option(key) is not None)
+    return {**{f"schedule.{key}": None for key in given}, **of_one_size(config)}
 
 
 def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from runner.schedule.generators.forms import SHARES, flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.generators.placed import PLACEMENT, STARTS, placed, placed_problems
 from runner.schedule.generators.replicated import REPLICAS, replicated, replicated_problems
 from runner.schedule.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Action, Schedule
@@ -77,6 +78,8 @@ def in_turn(
 
 
 def _generate(request: ScheduleRequest) -> Schedule:
+    if (placement := request.option("placement")) is not None:
+        return placed("1f1b", placement, request.microbatches, request.option("starts"))
     return one_f_one_b(request.ranks, request.microbatches, request.option("replicas"), request.option("shares"))
 
 
@@ -89,8 +92,8 @@ SPECS = (
         source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
         formulas=flushed("min(T, D - r)"),
         generate=_generate,
-        constraint=replicated_problems,
-        options=(REPLICAS, SHARES),
+        constraint=lambda request: [*replicated_problems(request), *placed_problems(request)],
+        options=(REPLICAS, SHARES, PLACEMENT, STARTS),
         one_rank=True,
     ),
     ScheduleSpec(
