@@ -17,6 +17,7 @@ from runner.config.units import format_bytes, format_seconds
 from runner.recipes.planners.compared import compared
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.measured import asleep, measure
+from runner.recipes.planners.policy import lines as policy_lines
 from runner.recipes.planners.table4 import lines
 from runner.recipes.planners.workloads import WORKLOADS
 from runner.recipes.schedules.tables import replace_block
@@ -38,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = list(_compared(asked.out, asked.workloads or [each.name for each in WORKLOADS]))
     slept = _measured(asked.out, measured=asked.measure)
-    print("\n".join([*markdown(rows), "", *measured_lines(slept), "", *lines()]))
+    learned = list(policy_lines())
+    print("\n".join([*markdown(rows), "", *measured_lines(slept), "", *learned, "", *lines()]))
     if asked.write_readme:
         figure = draw(_PAGE / "planners.svg", rows)
         picture = f"![steps of the planners' layouts, over those of joint]({figure.name})"
         replace_block(_PAGE / "README.md", "compared", "\n".join((*markdown(rows), "", picture)))
         replace_block(_PAGE / "README.md", "measured", "\n".join(measured_lines(slept)))
+        replace_block(_PAGE / "README.md", "learned", "\n".join(learned))
         replace_block(_PAGE / "README.md", "decides", "\n".join(lines()))
 
 

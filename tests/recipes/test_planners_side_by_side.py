@@ -12,10 +12,13 @@ from runner.config.rules.sections import rules
 from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
+from runner.recipes import planners
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.measured import SECONDS, asleep, judged, problem
 from runner.recipes.planners.models import Sleep, convolutional, images, sleeping
+from runner.recipes.planners.policy import CHAINS, reached
+from runner.recipes.planners.policy import lines as lines_of_policy
 from runner.recipes.planners.table4 import PRINTED, differences, lines
 from runner.recipes.planners.workloads import WORKLOADS, Workload
 
@@ -51,6 +54,21 @@ def test_table_4_names_planners_of_the_catalogue_and_where_they_differ() -> None
     assert differences("PipeDream") == differences("Piper") == differences("GPipe") == ""
     assert differences("Megatron-LM") == "decides checkpointing, too"
     assert all(row.planner in KINDS for row in PRINTED.values() if row.planner is not None)
+
+
+def test_the_page_has_the_samples_of_a_policy_that_learns() -> None:
+    """A cut that it draws is near the best long before its own choice is; the page has the chains' own figures."""
+    page = (Path(planners.__file__).parent / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in page if line.startswith("| 10 | ")] == list(lines_of_policy([9]))[2:]
+    assert list(lines_of_policy([0], rounds=3))[2].endswith("| not in 48 |")
+    rows = [line for line in page if line.startswith(tuple(f"| {chain} | " for chain in range(1, CHAINS + 1)))]
+    assert len(rows) == CHAINS
+    quick = reached(9, rounds=40)
+    assert quick.samples == 640
+    assert quick.sample is not None
+    assert quick.choice is not None
+    assert quick.sample < quick.choice
+    assert 0.005 < quick.near < 0.1
 
 
 def test_pages_are_made_of_rows(tmp_path: Path) -> None:

@@ -41,12 +41,15 @@ class Learned:
         own: the same of the policy's own choice, the likeliest layer of each boundary; None if it is none.
         samples: how many were played.
         history: the seconds of each sample in their order; infinite where it was none.
+        choices: the seconds of the policy's own choice before the first batch and after each one; infinite where it is
+            none.
     """
 
     best: tuple[tuple[int, ...], float] | None
     own: tuple[tuple[int, ...], float] | None
     samples: int
     history: list[float]
+    choices: list[float]
 
 
 def plan(problem: PlanningProblem) -> PlanningAnswer | None:
@@ -95,10 +98,11 @@ def learn(table: StageTable, order: PlayedOrder, limit: float, rounds: int, seed
         seed: the seed of the samples.
     """
     policy = _Policy(order.stages - 1, table.num_layers - 1, seed)
-    made, unit = Learned(None, None, 0, []), 0.0
+    made, unit = Learned(None, None, 0, [], []), 0.0
     for _ in range(rounds):
         taken = policy.samples()
-        seconds = _played(table, order, limit, taken)
+        seconds, own = np.split(_played(table, order, limit, np.hstack([taken, policy.likely()])), [_BATCH])
+        made.choices += own.tolist()
         made.samples += _BATCH
         made.history += seconds.tolist()
         best, valid = int(seconds.argmin()), np.isfinite(seconds)
@@ -110,6 +114,7 @@ def learn(table: StageTable, order: PlayedOrder, limit: float, rounds: int, seed
         policy.learn(taken, -np.where(valid, scaled, _WORST * max(1.0, float(scaled.max()))))
     likely = policy.likely()
     seconds = _played(table, order, limit, likely)
+    made.choices += seconds.tolist()
     if np.isfinite(seconds[0]):
         made.own = _cut(likely[:, 0]), float(seconds[0])
     return made
