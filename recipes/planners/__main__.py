@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.config.units import format_bytes, format_seconds
 from runner.recipes.planners.compared import compared
 from runner.recipes.planners.figures import draw
-from runner.recipes.planners.measured import asleep, measure
+from runner.recipes.planners.halves import LAYERS, halves
+from runner.recipes.planners.halves import lines as halved_lines
+from runner.recipes.planners.measured import SECONDS, asleep, measure
 from runner.recipes.planners.policy import lines as policy_lines
 from runner.recipes.planners.table4 import lines
 from runner.recipes.planners.workloads import WORKLOADS
@@ -38,14 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = list(_compared(asked.out, asked.workloads or [each.name for each in WORKLOADS]))
-    slept = _measured(asked.out, measured=asked.measure)
+    slept = _measured(asked.out / "sleeping", asleep, SECONDS, measured=asked.measure)
+    halved = list(halved_lines(_measured(asked.out / "halves", halves, LAYERS, measured=asked.measure)))
     learned = list(policy_lines())
-    print("\n".join([*markdown(rows), "", *measured_lines(slept), "", *learned, "", *lines()]))
+    print("\n".join([*markdown(rows), "", *measured_lines(slept), "", *halved, "", *learned, "", *lines()]))
     if asked.write_readme:
         figure = draw(_PAGE / "planners.svg", rows)
         picture = f"![steps of the planners' layouts, over those of joint]({figure.name})"
         replace_block(_PAGE / "README.md", "compared", "\n".join((*markdown(rows), "", picture)))
         replace_block(_PAGE / "README.md", "measured", "\n".join(measured_lines(slept)))
+        replace_block(_PAGE / "README.md", "halved", "\n".join(halved))
         replace_block(_PAGE / "README.md", "learned", "\n".join(learned))
         replace_block(_PAGE / "README.md", "decides", "\n".join(lines()))
 
@@ -59,17 +63,26 @@ def _compared(out: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from json.loads(file.read_text(encoding="utf-8"))
 
 
-def _measured(out: Path, *, measured: bool) -> list[dict[str, Any]]:
-    """The rows of the sleeping layers; equal layouts are one run."""
-    file = out / "sleeping.json"
+def _measured(
+    out: Path, make: Callable[[], list[dict[str, Any]]], seconds: Sequence[float], *, measured: bool
+) -> list[dict[str, Any]]:
+    """Rows of layers that sleep; equal layouts are one run.
+
+    Args:
+        out: the beginning of the names of a file and of the folders of runs.
+        make: makes the rows, if they are in no file.
+        seconds: see :func:`runner.recipes.planners.measured.measure`.
+        measured: whether they are measured.
+    """
+    file = out.with_name(f"{out.name}.json")
     if file.exists():
         found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         return found
-    rows, known = asleep(), dict[tuple[str, ...], float]()
+    rows, known = make(), dict[tuple[str, ...], float]()
     for row in rows if measured else ():
         words = tuple(row.get("overrides", ()))
         if words and words not in known:
-            known[words] = measure(row, out / f"sleeping{len(known)}")
+            known[words] = measure(row, out.with_name(f"{out.name}{len(known)}"), seconds)
         if words:
             row["measured_seconds"] = known[words]
     if measured:

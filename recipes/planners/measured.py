@@ -22,7 +22,7 @@ from runner.plan.values import Link
 from runner.recipes.finetune.commands import train
 from runner.schedule.catalogue.registry import SPECS
 
-__all__ = ["SECONDS", "asleep", "judged", "measure", "problem"]
+__all__ = ["SECONDS", "asleep", "judged", "measure", "problem", "words"]
 
 SECONDS = (0.024, 0.008, 0.008, 0.016, 0.008, 0.008, 0.012, 0.008, 0.016, 0.008, 0.012, 0.032)
 """Of a forward for each sample, by layer."""
@@ -83,18 +83,25 @@ def _row(of: PlanningProblem, answer: PlanningAnswer) -> dict[str, Any]:
     for stage, (first, last) in enumerate(answer.stages):
         held[answer.placement[stage] if answer.placement else stage % len(held)] += last - first + 1
     fits = max(held) <= _FIT
+    return row | {"why_not": None, "fits": fits, "judged_seconds": judged(of, answer), "overrides": words(answer)}
+
+
+def words(answer: PlanningAnswer) -> list[str]:
+    """The words of a command line that ask for an answer."""
     keys = answer.overrides({name: spec.default_chunks for name, spec in SPECS.items()})
-    return row | {"why_not": None, "fits": fits, "judged_seconds": judged(of, answer), "overrides": _words(keys)}
-
-
-def _words(keys: Mapping[str, Any]) -> list[str]:
     made = {key: value for key, value in keys.items() if value is not None}
     return [f"{key}={str(value).replace(' ', '')}" for key, value in made.items()]
 
 
-def measure(row: Mapping[str, Any], folder: Path) -> float:
-    """Seconds of a step of a row's layout, in median, of a run on this machine."""
-    sizes = ",".join(map(str, SECONDS))
+def measure(row: Mapping[str, Any], folder: Path, seconds: Sequence[float] = SECONDS) -> float:
+    """Seconds of a step of a row's layout, in median, of a run on this machine.
+
+    Args:
+        row: has the words that ask for it, ``overrides``.
+        folder: of the run.
+        seconds: of a forward for each sample, by layer.
+    """
+    sizes = ",".join(map(str, seconds))
     model = "model=custom", "model.target=runner.recipes.planners.models:sleeping", f"+model.kwargs.seconds=[{sizes}]"
     data = "data=custom", "data.target=runner.recipes.planners.models:numbers", f"data.batch_size={_BATCH}"
     quiet = "loss=mse", "device=cpu", "logger=none", "trainer.progress=false", "checkpoint=none"

@@ -15,6 +15,8 @@ from runner.plan.planners.published.registry import KINDS
 from runner.recipes import planners
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
+from runner.recipes.planners.halves import FORWARD, formula, halves
+from runner.recipes.planners.halves import lines as lines_of_halves
 from runner.recipes.planners.measured import SECONDS, asleep, judged, problem
 from runner.recipes.planners.models import Sleep, convolutional, images, sleeping
 from runner.recipes.planners.policy import CHAINS, reached
@@ -69,6 +71,19 @@ def test_the_page_has_the_samples_of_a_policy_that_learns() -> None:
     assert quick.choice is not None
     assert quick.sample < quick.choice
     assert 0.005 < quick.near < 0.1
+
+
+def test_halving_the_first_microbatch_saves_what_the_formula_says() -> None:
+    """Of the played step; what was measured is beside it, from a run of the recipe."""
+    rows = halves()
+    whole, halved = (row["judged_seconds"] for row in rows)
+    assert whole == pytest.approx((8 + 3) * 3 * FORWARD, rel=1e-12)
+    assert whole - halved == pytest.approx(formula(), rel=1e-12)
+    assert formula() == pytest.approx(3 * 0.16 / 2)
+    assert "schedule.shares=[1,1,2,2,2,2,2,2,2]" in rows[1]["overrides"]
+    assert list(lines_of_halves(rows))[-1] == "| saved; by the formula 0.240 s | 0.240 s | - |"
+    slept = [row | {"measured_seconds": seconds} for row, seconds in zip(rows, (5.5, 5.25), strict=True)]
+    assert list(lines_of_halves(slept))[-1] == "| saved; by the formula 0.240 s | 0.240 s | 0.250 s |"
 
 
 def test_pages_are_made_of_rows(tmp_path: Path) -> None:
