@@ -15,6 +15,7 @@ from runner.config.schema import RunConfig
 from runner.launch.hydra.array import array_problems
 from runner.launch.hydra.search_settings import search_settings
 from runner.launch.hydra.settings import launcher_settings, split_words
+from runner.launch.mpi import complete_rank
 from runner.launch.run.prepare import check_elsewhere
 from runner.launch.slurm.script import batch_script
 
@@ -41,7 +42,7 @@ def num_ranks(config: RunConfig) -> int:
 
 def test_every_example_is_looked_at_here() -> None:
     told = ["launcher=slurm", "srun", "hydra/launcher=submitit_slurm", "hydra/sweeper=optuna", "4", "--host"]
-    told += ["--standalone", "--nnodes=2"]
+    told += ["RANK=0", "RANK=1", "--standalone", "--nnodes=2"]
     assert [next(word for word in told if word in line) for line in TRAINED] == told
 
 
@@ -73,6 +74,14 @@ def test_as_many_ranks_are_started_as_are_asked_for() -> None:
         config = resolve(request(line))
         assert num_ranks(config) == started
         check_elsewhere(config)
+
+
+def test_lines_that_start_one_rank_each() -> None:
+    for rank in range(2):
+        line = [word for word in of(f"RANK={rank}") if word != "&"]
+        variables = dict(word.split("=") for word in line[3 : line.index("runner")])
+        assert complete_rank(variables)
+        assert num_ranks(resolve(request(line))) == int(variables["WORLD_SIZE"]) == 2
 
 
 def started_by_torchrun(line: list[str]) -> tuple[int, list[str]]:

@@ -47,7 +47,7 @@ def test_marks_are_honest() -> None:
         if block.language == "sh":
             assert ("pip install" in block.text) == (block.mark == "install"), block.text
         if block.mark == "cluster":
-            assert re.search(r"slurm|srun|--host|--nnodes", block.text), block.text
+            assert re.search(r"slurm|srun|ssh|--host|--nnodes", block.text), block.text
 
 
 @pytest.mark.parametrize("block", [each for each in ALL if each.file], ids=lambda each: f"{each.page}-{each.file}")
