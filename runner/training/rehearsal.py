@@ -18,6 +18,7 @@ from torch import nn
 
 from runner.config.schema import RunConfig
 from runner.engine.transport.pretended import PretendedTransport, play_ranks
+from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
 from runner.errors import RunFailedError
 from runner.model.apart import ApartError, apart
@@ -92,14 +93,35 @@ def _play(config: RunConfig, plan: RunPlan) -> tuple[int, ...]:
         with tensors.all_fake():
             model = planned_model(config, plan, 0)
 
-        def pipeline(replica: int, size: int) -> list[int]:
+        def pipeline(replica: int, size: int, clipping: _Clipping | None) -> list[int]:
             ranks = plan.topology.pipeline_group(replica, 0)
             copies = {rank: _copy(model) for rank in ranks}  # before any of them belongs to a rank
-            play = _PlayedRank(config, plan, copies, tensors, batches[size], size)
+            play = _PlayedRank(config, plan, copies, tensors, batches[size], size, clipping)
             return play_ranks(ranks, play)
 
-        peaks = [pipeline(replica, size) for replica, size in enumerate(sizes)]
+        peaks = [pipeline(*each, clipping) for each in enumerate(sizes) for clipping in _clippings(config)]
     return tuple(map(max, *peaks)) if len(peaks) > 1 else tuple(peaks[0])
+
+
+@dataclass(frozen=True)
+class _Clipping:
+    """By what factors gradients are clipped: by the norm of a rank's own, which it knows first, and by that of all."""
+
+    own: float
+    of_all: float
+
+    def steer(self, update: Update) -> None:
+        """Let an update judge so: norms are made up, and whether a step is taken back hangs on them."""
+        own, of_all = update.own_verdict, update.verdict
+        update.own_verdict = lambda: replace(own(), factor=self.own)  # type: ignore[method-assign]
+        update.verdict = lambda: replace(of_all(), factor=self.of_all)  # type: ignore[method-assign]
+
+
+def _clippings(config: RunConfig) -> tuple[_Clipping | None, ...]:
+    """With what factors a run is played: all that matter where a rank steps before it knows the norm of all."""
+    if not config.schedule.post_validation or config.trainer.grad_clip_norm is None:
+        return (None,)
+    return _Clipping(1.0, 1.0), _Clipping(1.0, 0.5), _Clipping(0.5, 0.5)
 
 
 class _PlayedRank:
@@ -110,6 +132,7 @@ class _PlayedRank:
         models: the model of each rank.
         tensors: the mode in which the model was made.
         batch: the samples of a step of one replica, real, and how many there are.
+        clipping: see :func:`_clippings`.
     """
 
     def __init__(
@@ -120,8 +143,9 @@ class _PlayedRank:
         tensors: PlayedTensors,
         batch: Any,
         samples: int,
+        clipping: _Clipping | None,
     ) -> None:
-        self._config, self._plan, self._models = config, plan, models
+        self._config, self._plan, self._models, self._clipping = config, plan, models, clipping
         self._tensors, self._batch, self._samples = tensors, batch, samples
 
     def __call__(self, transport: PretendedTransport) -> int:
@@ -139,8 +163,11 @@ class _PlayedRank:
         strategy.optimizers = [made["optimizer"] if isinstance(made, dict) else made]
         strategy.attach(module)
         strategy.watch_states()
-        meter = strategy.meter
+        engine, meter = strategy.engine, strategy.meter
+        assert engine is not None
         assert meter is not None
+        if self._clipping is not None:
+            self._clipping.steer(engine.update)
         if config.trainer.ema_decay is not None:
             meter.hold(sum(4 * each.numel() for each in module.parameters() if each.requires_grad))
         while meter.will_track:

@@ -36,6 +36,10 @@ class Found:
 
 
 FOUND = {
+    "a rehearsal took each step at once that another rank's norm takes back": Found(
+        "recurrent",
+        "schedule=zb_v parallelism.pipeline=2 schedule.post_validation=true trainer.grad_clip_norm=0.5",
+    ),
     "two tensors of every weight were there at once in AdaBelief's update": Found(
         "recurrent", "data.batch_size=1 optimizer=adabelief"
     ),
