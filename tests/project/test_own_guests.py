@@ -300,7 +300,9 @@ def test_layers_of_ones_own_choice_are_moved(folder: Path) -> None:
 @pytest.mark.costly
 def test_weights_of_ones_own_choice_are_in_the_host(folder: Path) -> None:
     """Each stage of four linear maps, of which the first and the last of the model are smaller, has two there."""
-    found = planned(folder, "offload=largest", "model.kwargs.layers=8", "model.kwargs.width=64")["host_weights"]
+    found = planned(folder, "offload=largest", "partition=uniform", "model.kwargs.layers=8", "model.kwargs.width=64")[
+        "host_weights"
+    ]
     assert [[each["layers"] for each in stage] for stage in found] == [[[1, 1], [2, 2]], [[4, 4], [5, 5]]]
 
 
