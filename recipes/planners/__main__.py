@@ -21,6 +21,8 @@ from runner.recipes.planners.halves import lines as halved_lines
 from runner.recipes.planners.measured import SECONDS, asleep, measure
 from runner.recipes.planners.policy import lines as policy_lines
 from runner.recipes.planners.table4 import lines
+from runner.recipes.planners.unlike import compared as unlike
+from runner.recipes.planners.unlike import lines as unlike_lines
 from runner.recipes.planners.workloads import WORKLOADS
 from runner.recipes.schedules.tables import replace_block
 
@@ -43,13 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     slept = _measured(asked.out / "sleeping", asleep, SECONDS, measured=asked.measure)
     halved = list(halved_lines(_measured(asked.out / "halves", halves, LAYERS, measured=asked.measure)))
     learned = list(policy_lines())
-    print("\n".join([*markdown(rows), "", *measured_lines(slept), "", *halved, "", *learned, "", *lines()]))
+    by_device = list(unlike_lines(unlike(asked.out / "unlike") if asked.measure else ()))
+    print(
+        "\n".join(
+            [*markdown(rows), "", *measured_lines(slept), "", *halved, "", *by_device, "", *learned, "", *lines()]
+        )
+    )
     if asked.write_readme:
         figure = draw(_PAGE / "planners.svg", rows)
         picture = f"![steps of the planners' layouts, over those of joint]({figure.name})"
         replace_block(_PAGE / "README.md", "compared", "\n".join((*markdown(rows), "", picture)))
         replace_block(_PAGE / "README.md", "measured", "\n".join(measured_lines(slept)))
         replace_block(_PAGE / "README.md", "halved", "\n".join(halved))
+        if asked.measure:
+            replace_block(_PAGE / "README.md", "unlike", "\n".join(by_device))
         replace_block(_PAGE / "README.md", "learned", "\n".join(learned))
         replace_block(_PAGE / "README.md", "decides", "\n".join(lines()))
 

@@ -22,7 +22,7 @@ from runner.plan.values import Link
 from runner.recipes.finetune.commands import train
 from runner.schedule.catalogue.registry import SPECS
 
-__all__ = ["SECONDS", "asleep", "judged", "measure", "problem", "words"]
+__all__ = ["SECONDS", "asleep", "judged", "measure", "problem", "sleeping_words", "words"]
 
 SECONDS = (0.024, 0.008, 0.008, 0.016, 0.008, 0.008, 0.012, 0.008, 0.016, 0.008, 0.012, 0.032)
 """Of a forward for each sample, by layer."""
@@ -101,9 +101,14 @@ def measure(row: Mapping[str, Any], folder: Path, seconds: Sequence[float] = SEC
         folder: of the run.
         seconds: of a forward for each sample, by layer.
     """
+    record = train(folder, *sleeping_words(seconds), *row["overrides"]).record
+    return float(record["step_seconds"]["median"])
+
+
+def sleeping_words(seconds: Sequence[float]) -> tuple[str, ...]:
+    """The words of a short run of layers that sleep so many seconds in a forward of each sample."""
     sizes = ",".join(map(str, seconds))
     model = "model=custom", "model.target=runner.recipes.planners.models:sleeping", f"+model.kwargs.seconds=[{sizes}]"
     data = "data=custom", "data.target=runner.recipes.planners.models:numbers", f"data.batch_size={_BATCH}"
     quiet = "loss=mse", "device=cpu", "logger=none", "trainer.progress=false", "checkpoint=none"
-    record = train(folder, *model, *data, *quiet, f"trainer.max_steps={_STEPS}", *row["overrides"]).record
-    return float(record["step_seconds"]["median"])
+    return (*model, *data, *quiet, f"trainer.max_steps={_STEPS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
 from runner.recipes import planners
+from runner.recipes.planners import unlike
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import FORWARD, formula, halves
@@ -84,6 +86,26 @@ def test_halving_the_first_microbatch_saves_what_the_formula_says() -> None:
     assert list(lines_of_halves(rows))[-1] == "| saved; by the formula 0.240 s | 0.240 s | - |"
     slept = [row | {"measured_seconds": seconds} for row, seconds in zip(rows, (5.5, 5.25), strict=True)]
     assert list(lines_of_halves(slept))[-1] == "| saved; by the formula 0.240 s | 0.240 s | 0.250 s |"
+
+
+def test_the_page_has_devices_of_unlike_speed_beside_even_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are good requests for three ranks."""
+    asked = list[list[str]]()
+
+    def noted(folder: Path, *words: str) -> SimpleNamespace:
+        asked.append([*words])
+        return SimpleNamespace(
+            record={"step_seconds": {"predicted": 1.0, "median": 2.0 if "partition=uniform" in words else 1.0}}
+        )
+
+    monkeypatch.setattr(unlike, "train", noted)
+    rows = unlike.compared(Path("runs"))
+    assert [resolve(words).parallelism.pipeline for words in asked] == [3] * 6
+    assert [line.split("|")[-2] for line in unlike.lines(rows)][2:] == [
+        " 1.00 times ",
+        " 2.00 times ",
+        " 2.00 times ",
+    ] * 2
 
 
 def test_pages_are_made_of_rows(tmp_path: Path) -> None:
