@@ -138,16 +138,16 @@ MINE = OptimizerKind(name="any", description="", make=lambda section, parameters
 def test_a_users_kind_has_the_name_of_its_option() -> None:
     kind = optimizer_of(OptimizerConfig(name="mine", target=f"{__name__}:MINE"))
     assert (kind.name, kind.values, kind.elementwise) == ("mine", None, False)
-    assert list(target_problems(OptimizerConfig(name="mine", target=f"{__name__}:MINE"))) == []
+    assert list(target_problems(optimizer_of, OptimizerConfig(name="mine", target=f"{__name__}:MINE"))) == []
 
 
 def test_what_a_target_names_in_vain_is_told() -> None:
     section = OptimizerConfig(name="mine", target=f"{__name__}:MIN")
-    (problem,) = target_problems(section)
+    (problem,) = target_problems(optimizer_of, section)
     assert problem.path == "optimizer.target"
     assert problem.fix == f"optimizer.target={__name__}:MINE"
     assert find_optimizer(section) is None
-    (problem,) = target_problems(CompressionConfig(name="mine", target="no_such_module:KIND"))
+    (problem,) = target_problems(compression_of, CompressionConfig(name="mine", target="no_such_module:KIND"))
     assert "No module named 'no_such_module'" in problem.why
     with pytest.raises(RequestError, match="compression.target"):
         compression_of(CompressionConfig(name="mine", target=f"{__name__}:SIZES"))

@@ -436,6 +436,20 @@ def test_a_wrong_choice_of_ones_own_is_one_line(
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize("own", [*(f"{group}=toy" for group in OPTIONS), *(each.replace("/", "=") for each in BESIDE)])
+def test_another_mistake_is_told_beside_a_choice_of_ones_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("toys", None)
+    assert main(["plan", "model=mlp", own, "nosuch=1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("nosuch = 1: there is no such key.")
+    assert "toys" not in told
+    assert "Error" not in told
+
+
 def test_a_prediction_that_changes_the_weights_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
     sys.modules.pop("toys", None)

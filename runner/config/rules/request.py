@@ -31,7 +31,7 @@ from runner.config.rules.values import (
 from runner.config.schema import BESIDE, SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, did_you_mean
-from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, target_problems
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS, prediction_of_users, target_problems
 from runner.schedule.catalogue.registry import NAMES as SCHEDULES
 from runner.schedule.catalogue.registry import OPTIONS
 
@@ -405,7 +405,7 @@ _PREDICTION: Table[RunConfig] = Table(
         *of_own("weight_prediction", "a prediction", PREDICTIONS),
         Computed(
             "weight_prediction.target",
-            lambda c: target_problems(c.weight_prediction),
+            lambda c: target_problems(prediction_of_users, c.weight_prediction),
             "must name a PredictionKind, or a function of a Moment",
         ),
         Row(

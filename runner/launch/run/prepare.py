@@ -219,10 +219,13 @@ def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
 
 def callable_problems(config: RunConfig) -> list[Problem]:
     """Problems with functions that are first called late, or by one rank only, found before the start."""
-    from runner.optim.catalogue.registry import target_problems
+    from runner.optim.catalogue.registry import compression_of, optimizer_of, target_problems
     from runner.targets import import_target
 
-    problems = [*target_problems(config.optimizer), *target_problems(config.compression)]
+    problems = [
+        *target_problems(optimizer_of, config.optimizer),
+        *target_problems(compression_of, config.compression),
+    ]
     named = {f"metrics.{name}": target for name, target in config.metrics.items()}
     for path, target in {"logger.target": config.logger.target, "report": config.report, **named}.items():
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.config.schema import CompressionConfig, OptimizerConfig, WeightPredictionConfig
 from runner.errors import Problem, RequestError, did_you_mean
@@ -31,6 +31,8 @@ __all__ = [
     "prediction_of_users",
     "target_problems",
 ]
+
+Section = TypeVar("Section", OptimizerConfig, CompressionConfig, WeightPredictionConfig)
 
 OPTIMIZERS: Mapping[str, OptimizerKind] = find_kinds(optimizers, OptimizerKind)
 """The optimizers of this version."""
@@ -126,21 +128,14 @@ def kind_of_class(made: type) -> OptimizerKind | None:
     return next((by_class[name] for name in names if name in by_class), None)
 
 
-def target_problems(section: OptimizerConfig | CompressionConfig | WeightPredictionConfig) -> Iterator[Problem]:
-    """Import the kind that a section's target names, and return the problems of this."""
+def target_problems(of: Callable[[Section], object], section: Section) -> Iterator[Problem]:
+    """Import the kind that a section's target names by :func:`optimizer_of` or its like, and return the problems."""
     if section.target is None:
         return
     try:
-        _KIND_OF[type(section)](section)
+        of(section)
     except RequestError as error:
         yield from error.problems
-
-
-_KIND_OF: Mapping[type, Any] = {
-    OptimizerConfig: optimizer_of,
-    CompressionConfig: compression_of,
-    WeightPredictionConfig: prediction_of_users,
-}
 
 
 def _imported(path: str, target: str, kind: type) -> Any:
