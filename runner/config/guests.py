@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -111,8 +111,9 @@ def _chosen(
 ) -> Collection[Any]:
     """What a user's function chooses of a stage, all of which must be there."""
     assert section.target is not None
-    chosen = list(call_named(_TARGET, section.target, function, stage, **section.kwargs))
-    if strangers := [each for each in chosen if each not in known]:
-        rule, why = f"must return some of {what}", f"It returned {strangers[0]!r}"
+    made = call_named(_TARGET, section.target, function, stage, **section.kwargs)
+    chosen = list(made) if isinstance(made, Iterable) else []
+    if strangers := [each for each in chosen if each not in known] if isinstance(made, Iterable) else [made]:
+        rule, why = f"must return a list of some of {what}", f"It returned {strangers[0]!r}"
         raise RequestError([Problem(_TARGET, section.target, rule, why)])
     return chosen

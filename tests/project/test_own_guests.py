@@ -136,6 +136,10 @@ def others(stage):
 
 def in_place(moment):
     return moment.weight.sub_(1)
+
+
+def forgotten(stage):
+    """It has no return."""
 '''
 OPTIONS = {
     "schedule": "target: toys:pairs\nkwargs:\n  size: 2\n",
@@ -381,7 +385,15 @@ def test_gradients_are_taken_at_weights_of_ones_own_prediction(folder: Path) -> 
         (["offload.kwargs.first=1"], "offload.kwargs = {'first': 1}: belong to a target."),
         (
             ["offload.target=toys:others", "offload.activations=mine"],
-            "offload.target = toys:others: must return some of the stage's layers. It returned 99.",
+            "offload.target = toys:others: must return a list of some of the stage's layers. It returned 99.",
+        ),
+        (
+            ["offload.target=toys:forgotten", "offload.activations=mine"],
+            "offload.target = toys:forgotten: must return a list of some of the stage's layers. It returned None.",
+        ),
+        (
+            ["offload.target=toys:forgotten", "offload.weights=mine"],
+            "offload.target = toys:forgotten: must return a list of some of the stage's units. It returned None.",
         ),
         (
             ["offload=seconds", "offload.kwargs.last=1"],
