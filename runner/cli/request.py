@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner.cli.arguments import Arguments
-from runner.config.compose.resolve import keys_given, resolve_sweep, resolve_with_layers
+from runner.config.compose.groups import RECIPE
+from runner.config.compose.resolve import INSTEAD_OF_RECIPE, keys_given, resolve_sweep, resolve_with_layers
 from runner.config.links import with_measured_link
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
@@ -68,8 +69,12 @@ def _problems_of_others(overrides: Sequence[str], found: Sequence[Problem]) -> l
     left = [line for line in overrides if not any(_is_about(problem, line) for problem in found)]
     if len(left) == len(overrides):
         return []
+    named = {_key(line) for line in left}
+    is_of_user = any(_key(line) in INSTEAD_OF_RECIPE for line in overrides)
+    if is_of_user and not INSTEAD_OF_RECIPE & named:
+        left.append(f"{RECIPE}=null")  # else the default recipe would come in, of which nobody has spoken
     try:
-        return problems_of_keys(resolve_request(left), {_key(line) for line in left})
+        return problems_of_keys(resolve_request(left), named)
     except RequestError:
         return []
 

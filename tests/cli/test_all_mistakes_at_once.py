@@ -16,6 +16,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 
+def signs(parameters, lr):
+    return torch.optim.SGD(parameters, lr)
+
+
 def net(depth=2):
     return nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
 
@@ -28,6 +32,8 @@ def data():
 @pytest.fixture(autouse=True)
 def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "slips.py").write_text(MODULE)
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "signs.yaml").write_text("# My own.\ntarget: slips:signs\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
@@ -51,6 +57,8 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
             "model.target=slips:nett data.target=slips:dta loss=mse",
             ("data.target = slips:dta: ", "model.target = slips:nett: "),
         ),
+        ("plan", "model=mlp model=mlpp optimizer=signs parallelism.data=2", ("model = mlpp: ",)),
+        ("plan", "model.target=[1] optimizer=signs", ("model.target = [1]: ",)),
     ],
 )
 def test_every_mistake_is_a_line(

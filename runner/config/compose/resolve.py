@@ -29,6 +29,7 @@ from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = [
     "DEFAULT_RECIPE",
+    "INSTEAD_OF_RECIPE",
     "config_from_container",
     "expand",
     "fingerprint",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 DEFAULT_RECIPE = "rudalle_tiny"
+
+INSTEAD_OF_RECIPE = frozenset(("model", "data", RECIPE, "model.target", "data.target"))
+"""A request that names none of these groups and keys is one for the default recipe."""
 
 # If one of these keys is given, the group's option `custom` is chosen.
 _TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "optimizer", "logger", "schedule")}
@@ -193,7 +197,7 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     for group in ("parallelism", "data"):
         for companion, follows in _companions(group, str(choices.get(group)), roots).items():
             choices.setdefault(companion, follows)
-    if not {"model", "data", RECIPE} & set(choices):
+    if not INSTEAD_OF_RECIPE & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:
         choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule may define its own
