@@ -11,7 +11,7 @@ fields. Below a field, ``# also:`` has the names that other tools have for it, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,6 +59,10 @@ SERVICE_LOGGERS = ("wandb", "mlflow")  # each is named as the package that it ne
 BESIDE = ("tensorboard", "csv", *SERVICE_LOGGERS)  # loggers that may stand beside another one
 
 
+SUBSTITUTIONS = ("attention", "cancel_reshapes", "drop_identities", "fold_scales", "merge_linears", "one_hot")
+"""What ``kernels.substitutions`` may name."""
+
+
 def _with_options(options: Mapping[str, Mapping[str, Option]]) -> Callable[[type[Section]], type[Section]]:
     """Give a section the keys that its guests declare, null where they are not given."""
 
@@ -66,10 +70,17 @@ def _with_options(options: Mapping[str, Mapping[str, Option]]) -> Callable[[type
         for key, owners in options.items():
             section.__annotations__[key] = next(iter(owners.values())).kind | None
             also = tuple(name for option in owners.values() for name in option.also)
-            setattr(section, key, field(default=None, metadata={"about": about(owners), "also": also}))
+            example = next(iter(owners.values())).example
+            metadata = {"about": about(owners), "also": also, "example": example}
+            setattr(section, key, field(default=None, metadata=metadata))
         return section
 
     return add
+
+
+def _some_of(names: Sequence[str]) -> Any:
+    """A list of some of these names, empty where it is not given."""
+    return field(default_factory=list, metadata={"names": names})
 
 
 @dataclass
@@ -343,7 +354,7 @@ class KernelsConfig:
     norm: str | None = None  # the same for norms: fused: an RMS norm as one operator; null = as the model's code does
     elementwise: str | None = None  # activations and what multiplies them: fused: a chain as one operator, compiled
     loss: str | None = None  # fused: the last linear map with its cross-entropy, logits in chunks
-    substitutions: list[str] = field(default_factory=list)  # names of what is replaced in layers; empty = nothing
+    substitutions: list[str] = _some_of(SUBSTITUTIONS)  # names of what is replaced in layers; empty = nothing
 
 
 @dataclass

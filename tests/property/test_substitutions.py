@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from whole_runs import peaks
 
-from runner.config.rules.kernels import SUBSTITUTIONS as NAMES
+from runner.config.schema import SUBSTITUTIONS as NAMES
 from runner.errors import RequestError
 from runner.model.kernels.choice import Kernels
 from runner.model.kernels.draft import Draft

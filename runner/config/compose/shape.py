@@ -220,6 +220,8 @@ def check_value(annotation: Any, value: object, path: str, *, where: str = "") -
     fix = _as_entry(arguments[0], value, path) if origin is list and not where else ""
     if annotation is bool and str(value) in _YAML_1_1 and not where:
         fix = f"{path}={_YAML_1_1[str(value)]}"
+    if "example" in _beside(path) and not fix and not where:
+        fix = f"{path}={_beside(path)['example']}"
     return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", why, fix)]
 
 
@@ -227,7 +229,16 @@ def _as_entry(annotation: Any, value: object, path: str) -> str:
     """The override for a single value where a list is wanted, or for a number of devices; empty if there is none."""
     if path == "parallelism.devices" and isinstance(value, int) and value > 0:
         return f"parallelism.ranks={value}"
-    return f"{path}=[{value}]" if isinstance(annotation, type) and isinstance(value, annotation) else ""
+    names = _beside(path).get("names", (value,))
+    entry = value if value in names else did_you_mean(str(value), names) or names[0]
+    return f"{path}=[{entry}]" if isinstance(annotation, type) and isinstance(value, annotation) else ""
+
+
+def _beside(path: str) -> Mapping[Any, Any]:
+    """What the schema says of a key beside its type: an example, or the names of which it is a list."""
+    section, _, name = path.rpartition(".")
+    found = type_at(section)
+    return next((each.metadata for each in fields(found) if each.name == name), {}) if _is_section(found) else {}
 
 
 def _retyped(result: tuple[object, list[Problem]], annotation: Any) -> tuple[object, list[Problem]]:

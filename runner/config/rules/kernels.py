@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table
-from runner.config.schema import RunConfig
+from runner.config.schema import SUBSTITUTIONS, RunConfig
 from runner.errors import Problem, did_you_mean
 from runner.optim.catalogue.registry import find_optimizer
 
-__all__ = ["KERNEL_TABLES", "SUBSTITUTIONS"]
+__all__ = ["KERNEL_TABLES"]
 
-SUBSTITUTIONS = ("attention", "cancel_reshapes", "drop_identities", "fold_scales", "merge_linears", "one_hot")
-"""What ``kernels.substitutions`` may name."""
 _SWITCHES = ("attention", "norm", "elementwise", "loss")
 _MEANS = ("eager", "fused")
 _KNOWN = f"must be some of {', '.join(SUBSTITUTIONS)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.config.rules.kernels import SUBSTITUTIONS
+from runner.config.schema import SUBSTITUTIONS
 from runner.errors import Problem
 from runner.model.traced.operators import Program
 
