@@ -242,7 +242,10 @@ def test_bytes_by_formula_are_those_of_the_messages(name: str, replicas: int) ->
         sent += own
     wire = Wire(section_of(name), SHAPES, 4, replicas)
     assert kind.bytes_in_a_step(wire) == pytest.approx(sent / 2)
-    assert kind.bytes_in_a_step(wire) != COMPRESSORS["none"].bytes_in_a_step(wire)
+    whole = COMPRESSORS["none"].bytes_in_a_step(wire)
+    assert kind.bytes_in_a_step(wire) != whole, (
+        "a compressor that sends the bytes of whole gradients may be a user's own"
+    )
 
 
 def test_the_seconds_of_a_compressor_are_its_median_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from itertools import repeat
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import warm
+from documents import blocks, write_files
 from oracles import SCALARS
 from torch import nn
 from torch.nn import functional
@@ -30,12 +30,14 @@ from runner.engine.transport.alone import AloneTransport
 from runner.errors import RequestError
 from runner.optim.catalogue.prediction import Moment, OwnFormula
 from runner.optim.catalogue.registry import compression_of, optimizer_of
+from runner.optim.compression.rounds import Turn
 from runner.optim.learning_rate import learning_rate, peak_rate
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
 from runner.schedule.kinds import ScheduleRequest
 
 ROOT = Path(__file__).resolve().parents[2]
+DESIGN = blocks("docs/design.md")
 
 MODULE = '''
 import torch
@@ -474,16 +476,10 @@ def test_the_documents_own_guests_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """docs/design.md's module and option files, as a reader would copy them; and its generator as it stands there."""
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(?:python|yaml)\b[^\n]*\n(.*?)```", text, re.DOTALL)
-    *ours, generator, _ = blocks
-    modules = [block for block in ours if block.startswith("# mine.py")]
+    modules = [block.text for block in DESIGN if block.file == "mine.py"]
     assert max(map(str.count, modules, repeat("\n"))) <= 40
+    write_files("docs/design.md", tmp_path)
     (tmp_path / "mine.py").write_text("\n".join(modules), encoding="utf-8")
-    for each in (block for block in ours if block not in modules):
-        file = tmp_path / each.partition("\n")[0].removeprefix("# ")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(each, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = resolve(["schedule=pairs", "optimizer=signs", "parallelism.pipeline=3", "schedule.microbatches=6"])
@@ -512,8 +508,32 @@ def test_the_documents_own_guests_are_some(
     assert main(["plan", "model=gpt", "hardware=a100_80gb", *EVENLY, "--json"]) == 0
     layout = json.loads(capsys.readouterr().out)["layout"]
     assert (layout["pipeline"], layout["data"]) == (2, 2)
-    imports = [line for line in generator.splitlines() if line.startswith("from ")]
+    assert run_example("pairs.py")["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions
+
+
+def run_example(name: str) -> dict[str, Any]:
+    """What a block of the document defines that is a file of this name, or a part of one, of the repository."""
+    (text,) = (block.text for block in DESIGN if Path(block.file).name == name and block.language == "python")
+    imports = [line for line in text.splitlines() if line.startswith("from runner.")]
     assert imports == sorted(imports)  # or the linter would refuse the copy
-    shipped: dict[str, Any] = {}
-    exec(generator, shipped)
-    assert shipped["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions
+    made: dict[str, Any] = {}
+    exec(text, made)
+    return made
+
+
+def test_the_documents_rule_refuses_what_it_says() -> None:
+    (problem,) = run_example("row.py")["ROW"].problems(resolve(["optimizer=muon", "compression=fp16"]))
+    assert problem.line().startswith(
+        "compression.name = fp16: must be another with optimizer=muon. It is an example. Try "
+    )
+
+
+def test_the_documents_compressor_sums_over_replicas() -> None:
+    """Two replicas, of which the other one's signs and mean are given."""
+    rounds = run_example("sign_mean.py")["sign_mean"]([torch.tensor([1.0, -3.0]), torch.zeros(2)], [{}, {}], Turn(0, 2))
+    signs = next(rounds).tensor
+    mean = rounds.send([signs, -signs]).tensor
+    with pytest.raises(StopIteration) as ended:
+        rounds.send([mean, 3 * mean])
+    assert [each.tolist() for each in ended.value.value.sums] == [[-2.0, 2.0], [0.0, 0.0]]
+    assert [each.tolist() for each in ended.value.value.left] == [[0.0, -2.0], [0.0, 0.0]]
