@@ -32,6 +32,7 @@ from runner.errors import (
 )
 from runner.launch.failure import RankFailure, is_interrupt, status_of, tell_torchrun
 from runner.launch.local.ranks import stopped_reason
+from runner.launch.processes.meeting import way_out
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.run.common_place import leave_mark, sees_mark
 from runner.launch.run.directory import OUTPUTS
@@ -201,6 +202,7 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
     model_degree = degrees.pipeline * degrees.tensor
     fix = f"parallelism.data={world_size // model_degree}" if world_size % model_degree == 0 else ""
     shown = f"{degrees.pipeline} x {degrees.data} x {degrees.tensor}"
+    fix = ", or ".join(each for each in (fix, way_out()) if each)
     return [Problem("parallelism", shown, rule, f"WORLD_SIZE is {world_size}", fix)]
 
 

@@ -7,13 +7,15 @@ documentation, "Environment variable initialization".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import Problem, raise_problems
-from runner.launch.processes.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.processes.meeting import BY_VARIABLES, FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
 __all__ = ["become_rank", "complete_rank", "num_ranks"]
 
@@ -60,7 +62,7 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
     job = next((environment[name] for name in _JOB if name in environment), None)
     if local_size == world_size:
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
-        job = job or str(os.getppid())  # Hydra names no job, but starts all ranks of a machine by one process
+        job = job or _proxy()
     _ask_for(environment, "MASTER_ADDR", "NODE")
     if job is None:
         _ask_for(environment, "MASTER_PORT", "29500")
@@ -77,6 +79,18 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
     )
 
 
+def _proxy() -> str | None:
+    """The process by which Hydra has started all ranks of this machine, as it names no job; between may be others."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            head, _, tail = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
+            if "(hydra" in head:
+                return str(pid)
+            pid = int(tail.split()[1])
+    return None
+
+
 def _ask_for(environment: Mapping[str, str], name: str, value: str) -> None:
     if name not in environment:
         why = "mpirun tells the ranks of several machines neither rank 0's name nor its address and port"
@@ -85,7 +99,7 @@ def _ask_for(environment: Mapping[str, str], name: str, value: str) -> None:
 
 
 def complete_rank(environment: MutableMapping[str, str]) -> bool:
-    """Whether torch's variables say that this process is one of several ranks; if so, set those that follow from them.
+    """Whether torch's variables say that this process is one of several ranks, which then meet at rank 0's address.
 
     A process that ignored them would train alone what each of its neighbours trains, too, in the same directory.
 
@@ -94,18 +108,19 @@ def complete_rank(environment: MutableMapping[str, str]) -> bool:
     """
     if not all(name in environment for name in _GIVEN) or _number(environment, "WORLD_SIZE") < 2:
         return False
+    _number(environment, "MASTER_PORT")
     for name, one in ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"):
         if name not in environment:
             why = f"{', '.join(_GIVEN)} make this process a rank, whose place on its machine is unknown"
             fix = f"{name}={one} runner … where each rank has a machine, or env -u RANK runner … for a run of its own"
             raise_problems([Problem(name, None, "must be set", why, fix)])
-    for name, size in ("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name, size in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("RANK", "WORLD_SIZE"):
         if not 0 <= _number(environment, name) < _number(environment, size):
             rule, why = f"must be at least 0 and below {size}", f"{size} is {environment[size]}"
             raise_problems(
                 [Problem(name, environment[name], rule, why, f"env -u {name} runner … for a run of its own")]
             )
-    environment[MEETING_VARIABLE] = "1"
+    environment[MEETING_VARIABLE] = BY_VARIABLES
     return True
 
 

@@ -78,7 +78,8 @@ def train(
     step = current_step()
     if step is not None and step.num_tasks < 2:
         step = None  # the job's script, which starts its ranks
-    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1 or (step is None and complete_rank(os.environ)):
+    local = step is None and config.launcher.name != "slurm"
+    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1 or (local and complete_rank(os.environ)):
         from runner.launch.attach import attach
 
         leave(attach(config, command=command, entry=entry))

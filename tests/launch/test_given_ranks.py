@@ -20,6 +20,11 @@ RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT
 PLACE = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
+def _port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
 def test_what_makes_a_process_a_rank() -> None:
     found = RANK | PLACE
     assert complete_rank(found)
@@ -36,6 +41,7 @@ def test_what_makes_a_process_a_rank() -> None:
         (RANK | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE = null: must be set"),
         (RANK | PLACE | {"RANK": "2"}, "RANK = 2: must be at least 0 and below WORLD_SIZE. WORLD_SIZE is 2"),
         (RANK | PLACE | {"LOCAL_RANK": "2"}, "LOCAL_RANK = 2: must be at least 0 and below LOCAL_WORLD_SIZE"),
+        (RANK | PLACE | {"MASTER_PORT": "tcp://10.0.0.1:23456"}, "MASTER_PORT = tcp://10.0.0.1:23456: must be a whole"),
         (RANK | PLACE | {"WORLD_SIZE": "two"}, "WORLD_SIZE = two: must be a whole number"),
     ],
 )
@@ -44,12 +50,19 @@ def test_what_is_wrong_is_told(given: dict[str, str], told: str) -> None:
         complete_rank(dict(given))
 
 
+def test_a_variable_that_was_left_over_is_told(tmp_path: Path) -> None:
+    variables = launch_helpers.environment() | RANK | PLACE | {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": _port()}
+    line = command("train", *OVERRIDES, entry="succeed")
+    alone = Warm(line, cwd=tmp_path, env=variables, stderr=PIPE, text=True)
+    _, told = alone.communicate(timeout=1500)
+    assert alone.returncode == 2
+    assert "WORLD_SIZE is 2. Try parallelism.data=2, or env -u RANK runner … for a run of its own." in told
+
+
 def test_they_are_one_run(tmp_path: Path) -> None:
     """Each trained alone, in the same directory, before these variables were read."""
     line = command("train", *OVERRIDES, "parallelism.pipeline=2", entry="succeed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    variables = launch_helpers.environment() | RANK | PLACE | {"MASTER_PORT": port}
+    variables = launch_helpers.environment() | RANK | PLACE | {"MASTER_PORT": _port()}
     ranks = [
         Warm(
             line, cwd=tmp_path, env=variables | {"RANK": rank, "LOCAL_RANK": rank}, stdout=PIPE, stderr=PIPE, text=True

@@ -60,7 +60,9 @@ def test_the_variables_of_hydra() -> None:
 @pytest.mark.costly
 def test_hydras_processes_are_one_run(tmp_path: Path) -> None:
     words = [*RUNNER, "parallelism.pipeline=2", "run_dir=hydra"]
-    status, out, err = Started(["mpiexec.hydra", "-n", "2", *words], tmp_path).finish()
+    script = tmp_path / "between.sh"  # a process of its own between Hydra and the rank
+    script.write_text('"$@"\nexit $?\n')
+    status, out, err = Started(["mpiexec.hydra", "-n", "2", "sh", str(script), *words], tmp_path).finish()
     assert status == 0, err
     assert out.count("predicted | measured") == 1
     assert RunRecord.load(tmp_path / "hydra").status == "ok"

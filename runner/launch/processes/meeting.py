@@ -12,10 +12,21 @@ from runner.errors import RunFailedError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["FIRST_PORT", "MEETING_VARIABLE", "NUM_PORTS", "TOKEN_VARIABLE", "meet", "of_this_run"]
+__all__ = [
+    "BY_VARIABLES",
+    "FIRST_PORT",
+    "MEETING_VARIABLE",
+    "NUM_PORTS",
+    "TOKEN_VARIABLE",
+    "meet",
+    "of_this_run",
+    "way_out",
+]
 
 MEETING_VARIABLE = "RUNNER_MEETS"
-"""Environment variable that is set in a rank that srun or mpirun has started."""
+"""Environment variable that is set in a rank that srun, mpirun or something else has started."""
+BY_VARIABLES = "torch"
+"""Its value where torch's variables alone, which may be left over from something else, make a process a rank."""
 TOKEN_VARIABLE = "RUNNER_STORE_TOKEN"
 """Environment variable with a secret of the run, under which its ranks meet."""
 FIRST_PORT, NUM_PORTS = 10_000, 20_000  # below the ports that operating systems use for outgoing connections
@@ -40,6 +51,11 @@ def meet(timeout_seconds: float) -> Store:
     store = of_this_run(_open(who, address, port, rank, world_size, timeout_seconds))
     _wait_for_all(store, who, rank, world_size, timeout_seconds)
     return store
+
+
+def way_out() -> str:
+    """What a user may do in whose process a left-over variable made a rank; empty in other ranks."""
+    return "env -u RANK runner … for a run of its own" if os.environ.get(MEETING_VARIABLE) == BY_VARIABLES else ""
 
 
 def of_this_run(store: Store) -> Store:
@@ -87,6 +103,7 @@ def _wait_for_all(store: Store, who: str, rank: int, world_size: int, timeout_se
         except RuntimeError:
             raise RunFailedError(f"{who} lost rank 0 while the ranks met ({error})") from error
         missing = ", ".join(map(str, absent))
-        raise RunFailedError(
+        told = (
             f"{who} waited {timeout_seconds:g} s for {len(absent)} of {world_size} ranks that did not come: {missing}"
-        ) from error
+        )
+        raise RunFailedError(f"{told}. Or try {out}" if (out := way_out()) else told) from error

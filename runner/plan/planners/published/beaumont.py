@@ -52,18 +52,15 @@ def _plan(problem: PlanningProblem, count: int) -> PlanningAnswer | None:
             continue
         found = shortest_period(chain, pipeline)
         placed = parted(chain, pipeline, found[0] if found is not None else None) if may_part else None
-        if placed is not None:
-            period, stages, placement, starts = placed
-        elif found is not None:
-            period, stages = found
-            placement, starts = tuple(range(pipeline)), ()
-        else:
-            continue
-        sums = [0.0] * pipeline
-        for rank, (first, last) in zip(placement, stages, strict=True):
-            sums[rank] += chain.sum_seconds(first, last + 1, data)
-        made = count // data * period + max(sums), stages, data, placement, starts
-        best = made if best is None else min(best, made)
+        kinds = [placed] if placed is not None else []
+        if found is not None:
+            kinds.append((*found, tuple(range(pipeline)), ()))
+        for period, stages, placement, starts in kinds:
+            sums = [0.0] * pipeline
+            for rank, (first, last) in zip(placement, stages, strict=True):
+                sums[rank] += chain.sum_seconds(first, last + 1, data)
+            made = count // data * period + max(sums), stages, data, placement, starts
+            best = made if best is None else min(best, made)
     if best is None:
         return None
     seconds, stages, data, placement, starts = best
