@@ -36,6 +36,10 @@ class Found:
 
 
 FOUND = {
+    "new residuals of compressed gradients were there during the update, beside the old ones": Found(
+        "convolutions",
+        "parallelism.data=2 data.batch_size=1 optimizer=adam_fp8 compression=gradzip trainer.freeze=[1.*]",
+    ),
     "a rehearsal took each step at once that another rank's norm takes back": Found(
         "recurrent",
         "schedule=zb_v parallelism.pipeline=2 schedule.post_validation=true trainer.grad_clip_norm=0.5",

@@ -100,7 +100,8 @@ def _own_states(
     step_bytes = max(step_bytes, round(needs.at_once * sum(one.gradient_bytes for one in held)))
     step_bytes += wide_gradients(held, profile)
     states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
-    step_bytes = max(step_bytes, compressing_bytes(planned))
+    renewed = sum(each.kept_bytes for each in planned)  # replaces what was kept before once the step is made
+    step_bytes = max(step_bytes + renewed, compressing_bytes(planned))
     if needs.states_over is not None:
         norms = needs.norm_copies * max((one.largest_parameter_bytes for one in held), default=0)
         states, step_bytes = _over_replicas(states, needs, needs.states_over)
