@@ -130,5 +130,6 @@ def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, li
 def _layout(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> tuple[list[str], list[int]]:
     """Names and sizes of the parameters, in the order in which the optimizer concatenates them."""
     named: dict[Any, str] = {parameter: name for name, parameter in named_parameters(stages).items()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    given = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    held = [parameter for parameter in given if parameter in named]  # a stage that trains nothing has an empty one
     return [named[parameter] for parameter in held], [parameter.numel() for parameter in held]

@@ -36,6 +36,9 @@ class Found:
 
 
 FOUND = {
+    "a stage that trains nothing could not save its part of compressed momentum": Found(
+        "mlp", "parallelism.pipeline=4 optimizer=onebit_adam_refreshed trainer.freeze=[0.*]", {"saved": 1}
+    ),
     "new residuals of compressed gradients were there during the update, beside the old ones": Found(
         "convolutions",
         "parallelism.data=2 data.batch_size=1 optimizer=adam_fp8 compression=gradzip trainer.freeze=[1.*]",
