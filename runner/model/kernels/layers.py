@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.kernels.apart import in_own_thread
+from runner.model.kernels.order import in_order, order_in_memory
 from runner.model.traced.left_out import left_out
 from runner.model.traced.module_structure import structure_of
 from runner.model.traced.operators import Program, trace_mode
@@ -182,13 +183,28 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _two_samples(tensor: Tensor) -> Tensor:
     """At least two samples, because an export takes a size of 1 for a constant."""
-    return torch.cat([tensor, tensor]) if tensor.dim() and len(tensor) == 1 else tensor.detach()
+    if not tensor.dim() or len(tensor) != 1:
+        return tensor.detach()
+    return in_order(torch.cat([tensor, tensor]), _order(tensor)).detach()
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    """The order in memory of a tensor, which is that of its axes wherever it may be."""
+    return tuple(range(tensor.dim())) if tensor.is_contiguous() else order_in_memory(tensor.stride())
+
+
+def _layout(tensor: Tensor) -> Hashable:
+    """What a trace takes for granted of a tensor in memory: an export drops a ``contiguous`` that copies nothing."""
+    if tensor.layout is not torch.strided:
+        return tensor.layout
+    order = _order(tensor)
+    return order if tensor.permute(order).is_contiguous() else (order, tensor.stride())
 
 
 def _form(value: Any) -> Hashable:
     tensors, nesting = flatten(list(value.values()) if isinstance(value, dict) else list(value))
     names = tuple(value) if isinstance(value, dict) else ()
-    sizes = tuple((each.dim(), each.dtype, each.device) for each in tensors)
+    sizes = tuple((each.dim(), each.dtype, each.device, _layout(each)) for each in tensors)
     return names, repr(nesting), sizes
 
 
