@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.kernels.apart import in_own_thread
+from runner.model.kernels.hooks import seeing_silent_hooks, without_own_hooks
 from runner.model.kernels.order import in_order, order_in_memory
 from runner.model.traced.left_out import left_out
 from runner.model.traced.module_structure import structure_of
@@ -90,12 +91,14 @@ class _Tracer:
         mode = detect_fake_mode(flatten(list(value.values() if isinstance(value, dict) else value))[0])
 
         def traced() -> Program:
-            if any(each._forward_hooks or each._forward_pre_hooks for each in module.modules() if each is not module):
-                raise TypeError("modules inside it have hooks, which would not run")
             with mode or nullcontext(), _tracing(), _seeing_functions() as functions:
-                if (found := left_out(module, enter_graph(map_tensors(_leaf, value)))) is not None:
-                    raise TypeError(f"its forward {found[1]}")
-                program = trace_mode(module, map_tensors(_two_samples, value))
+                with seeing_silent_hooks(module) as silent:
+                    if (found := left_out(module, enter_graph(map_tensors(_leaf, value)))) is not None:
+                        raise TypeError(f"its forward {found[1]}")
+                if silent:
+                    raise TypeError(f"a {silent[0]} inside it has a hook that returns nothing, which would not run")
+                with without_own_hooks(module):
+                    program = trace_mode(module, map_tensors(_two_samples, value))
                 if functions:
                     raise TypeError(f"{functions[0]} is an autograd.Function, whose backward a trace leaves out")
                 return program
