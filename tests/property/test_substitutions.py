@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -25,8 +26,9 @@ from runner.errors import RequestError
 from runner.model.kernels.choice import Kernels
 from runner.model.kernels.draft import Draft
 from runner.model.kernels.substituting import Substituting, substituting_of
-from runner.model.kernels.substitutions import SUBSTITUTIONS
+from runner.model.kernels.substitutions import SUBSTITUTIONS, substituted
 from runner.model.layers import LayerSource
+from runner.model.traced.operators import trace_mode
 
 WIDTH = substituted_models.WIDTH
 _MODELS = tuple(f"{part}.target=substituted_models:{what}" for part, what in (("data", "data"), ("loss", "loss")))
@@ -70,6 +72,18 @@ class Cast(nn.Module):
     def forward(self, value: Tensor) -> Any:
         turned = self.map(value).permute(2, 0, 1).contiguous().permute(1, 2, 0)
         return turned.double().to(value.dtype).sin()
+
+
+class Counts(nn.Module):
+    """A norm that counts the samples in a number without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = self.norm(value.mT * 1).mT
+        return made + 0
 
 
 class Adapted(Gated):
@@ -127,6 +141,7 @@ def values(*samples: int) -> list[Tensor]:
         (Biased, "attention", 1),
         (Scaled, "fold_scales", 2),
         (Cast, "cancel_reshapes", 2),
+        (Counts, "drop_identities", 2),
     ],
 )
 def test_each_is_equal_in_values_and_gradients(make: Callable[[], nn.Module], name: str, places: int) -> None:
@@ -169,6 +184,153 @@ class Visible(Reads):
         return made
 
 
+class Padded(nn.Module):
+    """Attention whose scores a mask of the ids hides, with a number in their place.
+
+    Args:
+        number: the number.
+        kind: the format of the weights; scores are in 32 bits.
+        causal: whether a mask of their places hides them, which leaves each row at least one.
+    """
+
+    def __init__(self, number: float, kind: torch.dtype = torch.float32, *, causal: bool = False) -> None:
+        super().__init__()
+        self.rows, self.query = nn.Embedding(TOKENS, WIDTH, dtype=kind), nn.Linear(WIDTH, WIDTH, dtype=kind)
+        self.number, self.causal = number, causal
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.rows(ids)
+        scores = (self.query(rows) @ rows.mT).float()
+        later = torch.ones(ids.shape[1], ids.shape[1], device=ids.device).triu(1).bool()
+        hidden = later if self.causal else (ids == 0).unsqueeze(1)
+        made: Tensor = scores.masked_fill(hidden, self.number).softmax(-1).to(rows.dtype) @ rows
+        return made
+
+
+class Masked(nn.Module):
+    """Attention whose mask is a number in 32 bits for each token, and whose scores an input is added to, if asked.
+
+    Args:
+        adds: whether the input is added to scores in which a constant mask hides some.
+    """
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.query, self.adds = nn.Linear(WIDTH, WIDTH), adds
+
+    def forward(self, value: Tensor, seen: Tensor) -> Tensor:
+        scores = self.query(value) @ value.mT
+        hidden = torch.ones(value.shape[1], value.shape[1]).triu(1).bool() if self.adds else seen.unsqueeze(1) == 0
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        made: Tensor = (scores + seen.unsqueeze(1) if self.adds else scores).softmax(-1) @ value
+        return made
+
+
+def ids_with_a_hidden_row() -> Tensor:
+    torch.manual_seed(4)
+    ids = torch.randint(TOKENS, (4, 7))
+    ids[1] = 0
+    return ids
+
+
+_LEAST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("number", [-1e4, -1e9, _LEAST])
+def test_a_mask_that_may_hide_rows_whole_stays_where_a_sum_is_something_else(number: float) -> None:
+    kernels = compared(Padded(number), ["attention"], [ids_with_a_hidden_row()])
+    assert not kernels.substituted()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_so_does_one_that_an_input_of_floating_numbers_makes(adds: bool) -> None:
+    kernels = Kernels({}, substitutions=Substituting(["attention"], of_preset=False))
+    (source,) = kernels.of_layers([LayerSource(0, "0", lambda: Masked(adds=adds))])
+    source.build()(values(4)[0], torch.ones(4, LENGTH - 1))
+    assert not kernels.substituted()
+
+
+def test_minus_infinity_hides_rows_whole_without_a_word_of_the_trial() -> None:
+    module = Padded(float("-inf"))
+    kernels = Kernels({}, substitutions=Substituting(["attention"], of_preset=False))
+    (source,) = kernels.of_layers([LayerSource(0, "0", lambda: deepcopy(module))])
+    layer, ids = source.calling(source.build()), ids_with_a_hidden_row()
+    made, written = layer(ids), module(ids)
+    assert kernels.substituted() == ("attention at 1 place",)
+    assert written[1].isnan().all()
+    assert not made.isnan().any()  # the documents say so
+    torch.testing.assert_close(made[[0, 2, 3]], written[[0, 2, 3]])
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("number", [-1e9, _LEAST])
+def test_low_numbers_hide_in_any_format(kind: torch.dtype, number: float) -> None:
+    kernels = Kernels({}, substitutions=Substituting(["attention"], of_preset=False))
+    module = Padded(number, kind, causal=True)
+    (source,) = kernels.of_layers([LayerSource(0, "0", lambda: deepcopy(module))])
+    ids = ids_with_a_hidden_row()
+    made, written = source.calling(source.build())(ids), module(ids)
+    assert kernels.substituted() == ("attention at 1 place",)
+    close = 4 * torch.finfo(kind).eps
+    torch.testing.assert_close(made, written, rtol=close, atol=4 * close)
+
+
+class Viewing(nn.Module):
+    """Attention of heads, whose product a view reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        samples, tokens, _ = value.shape
+        query = self.query(value).view(samples, tokens, 4, -1).transpose(1, 2)
+        made: Tensor = ((query @ query.mT).softmax(-1) @ query).view(samples, tokens, WIDTH)
+        return made
+
+
+def test_attention_lies_in_memory_as_the_product_did() -> None:
+    kernels = compared(Viewing(), NAMES, values(4))
+    assert any(each.startswith("attention") for each in kernels.substituted())
+    (program,) = _traces(Viewing(), values(4)[0], NAMES)
+    order = [str(node.target) for node in program.nodes]
+    at = next(at for at, each in enumerate(order) if "scaled_dot_product" in each)
+    assert order[at + 1] == "aten.contiguous.default"
+
+
+def _traces(module: nn.Module, value: Tensor, names: Sequence[str]) -> list[Any]:
+    return [substituted(trace_mode(module, (value,)), names, lambda *_: None)]
+
+
+class Flat(nn.Module):
+    """Lays what it gets in order, and then takes it for a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = self.map(value.contiguous().view(-1, WIDTH) * 1).view(value.shape) + value
+        return made
+
+
+def test_alike_layers_take_values_in_any_order_in_memory() -> None:
+    modules = [Flat(), Flat()]
+    kernels = Kernels({}, substitutions=Substituting(["drop_identities"], of_preset=False))
+    sources = kernels.of_layers([LayerSource(at, str(at), lambda at=at: modules[at]) for at in range(2)])  # type: ignore[misc]
+    expected = [deepcopy(each) for each in modules]
+    layers = [source.calling(source.build()) for source in sources]
+    whole = torch.randn(4, 5, 2 * WIDTH)
+    for value in (whole[..., :WIDTH].contiguous(), whole[..., :WIDTH]):
+        for given in (value, value.transpose(0, 1), value.transpose(0, 1).contiguous().transpose(0, 1)):
+            for layer, module in zip(layers, expected, strict=True):
+                torch.testing.assert_close(layer(given), module(given))
+    (value,) = values(1)
+    given = value.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(layers[0](given), expected[0](given))
+    assert not kernels.left
+
+
 class Writes(Attending):
     """Changes what two frozen maps read between them."""
 
@@ -207,6 +369,39 @@ class Copies(nn.Linear):
 
 def _seen(module: nn.Module, given: Any, made: Any) -> None:
     return None
+
+
+def _tripled(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+    return 3 * made
+
+
+class Normalized(Gated):
+    def __deepcopy__(self, memo: object) -> Normalized:
+        made = normalized()  # torch copies no weight that is computed
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+def normalized() -> Normalized:
+    module = Normalized()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has a newer one, which puts no hook
+        nn.utils.weight_norm(module.down)
+    return module
+
+
+def computing() -> nn.Module:
+    module = Gated()
+    module.down.register_forward_hook(_tripled)
+    module.register_forward_hook(_tripled)  # runs around the trace
+    return module
+
+
+@pytest.mark.parametrize("make", [normalized, computing])
+def test_hooks_that_compute_are_in_the_trace(make: Callable[[], nn.Module]) -> None:
+    kernels = compared(make(), ["fold_scales"], values(4, 3))
+    assert kernels.substituted() == ("fold_scales at 1 place",)
+    assert not kernels.left
 
 
 def hooked() -> nn.Module:
@@ -320,6 +515,10 @@ def test_a_checkpoint_of_two_stages_is_resumed_without_substitutions(start: dict
         (
             ("kernels.substitutions=[merge_linear]",),
             "merge_linear: must be some of .*Try kernels.substitutions=.merge_",
+        ),
+        (
+            ("kernels.substitutions=[one_hot,atention]",),
+            r"= atention: must be some of .*Try kernels.substitutions=\[one_hot,attention\]",
         ),
         (
             ("kernels.substitutions=[one_hot]", "parallelism.tensor=2"),

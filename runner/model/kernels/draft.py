@@ -38,6 +38,11 @@ class Draft:
         """The placeholders of parameters and buffers."""
         return {self._copies[node] for node in self._program.weights}
 
+    @property
+    def constants(self) -> set[Node]:
+        """The placeholders of constant tensors."""
+        return {self._copies[node] for node in self._program.constants}
+
     def operators(self) -> Iterator[Node]:
         """The calls of torch's operators, in the order in which they run; those that are added meanwhile are not."""
         for node in list(self.graph.nodes):

@@ -4,7 +4,8 @@ They run on the CPU in the formats of the trace, with weights drawn at random, s
 and a run with the model's own come to the same answer. Outputs, how they lie in memory and what they share it with,
 values that are changed in place, and the gradients of inputs and parameters must be equal to rounding. Numbers that are
 drawn in the traces, as dropout does, are drawn alike. Buffers are drawn from between 1/2 and 3/2 and then from 0 and 1,
-for they may be masks.
+for they may be masks. At last their first row and that of whole numbers is all zeros and the second all ones, which
+hides one of them whole if they are masks, and what the layer then gives must be equal if it gives numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from runner.model.kernels.order import in_order, order_in_memory
 from runner.model.traced.operators import Program
 from runner.model.traced.segments import Entry, Part, part_of
 
@@ -62,13 +64,27 @@ def _why_different(old: Program, new: Program) -> str:
                     proven = True
                     break
         if proven:
-            return ""
+            return _different_where_rows_are_hidden(old, new, sizes)
     return why
 
 
-def _tried(new: Program, sizes: Mapping[Any, int], seed: int, expected: _Outcome) -> str:
+def _different_where_rows_are_hidden(old: Program, new: Program, sizes: Mapping[Any, int]) -> str:
+    """Why they differ where whole numbers and buffers hide rows whole, and each of several other inputs in turn."""
+    values = [node.meta.get("val") for node in old.inputs if isinstance(node, Node)]
+    floating = [at for at, each in enumerate(values) if isinstance(each, Tensor) and each.is_floating_point()]
+    for hides in (-1, *(floating if len(values) > 1 else ())):
+        try:
+            expected = _outcome(old, sizes, 1, hides=hides)
+        except Exception:  # these are no inputs of the layer
+            continue
+        if expected is not None and (different := _tried(new, sizes, 1, expected, hides=hides)):
+            return different
+    return ""
+
+
+def _tried(new: Program, sizes: Mapping[Any, int], seed: int, expected: _Outcome, *, hides: int | None = None) -> str:
     try:
-        found = _outcome(new, sizes, seed)
+        found = _outcome(new, sizes, seed, hides=hides)
     except Exception as error:  # an operator may not take what another one gives
         return f"with it the layer raises {_shown(error)}"
     different = "there are values that are no numbers" if found is None else _difference(expected, found)
@@ -108,15 +124,15 @@ def concrete(value: Any, sizes: Mapping[Any, int]) -> Any:
     return int(value.node.expr.subs(sizes)) if isinstance(value, torch.SymInt) else value
 
 
-def _outcome(program: Program, sizes: Mapping[Any, int], seed: int) -> _Outcome | None:
+def _outcome(program: Program, sizes: Mapping[Any, int], seed: int, *, hides: int | None = None) -> _Outcome | None:
     """Outputs, what inputs and buffers are afterwards, gradients and shared memory; None if there is no number."""
-    drawn = _Drawn(sizes, seed)
+    drawn = _Drawn(sizes, seed, hides=hides is not None)
     inputs = [node for node in program.inputs if isinstance(node, Node)]
     part = part_of(program, program.nodes, takes=inputs, gives=None, takes_state=False, gives_state=False)
     names = {name: node for node, name in program.weights.items()}
     values = [drawn.weight(names[name]) for name in part.weights]
     constants = [drawn.of(each) if hasattr(each, "fake_mode") else each.cpu() for each in part.constants]
-    given = [drawn.value(node) for node in inputs]
+    given = [drawn.value(node, hides=at == hides) for at, node in enumerate(inputs)]
     every = iter(given)
     flat = [next(every) if isinstance(each, Node) else each for each in program.inputs]
     args, kwargs = pytree.tree_unflatten(flat, program.input_spec)
@@ -149,10 +165,11 @@ class _Drawn:
     Args:
         sizes: the sizes of the symbols.
         seed: the generator's; with an odd one, buffers are zeros and ones.
+        hides: whether one row of what may be a mask is all zeros, and one all ones.
     """
 
-    def __init__(self, sizes: Mapping[Any, int], seed: int) -> None:
-        self._sizes, self._binary = sizes, bool(seed % 2)
+    def __init__(self, sizes: Mapping[Any, int], seed: int, *, hides: bool = False) -> None:
+        self._sizes, self._binary, self._hides = sizes, bool(seed % 2), hides
         self._generator, self._left = torch.Generator().manual_seed(seed), _ENTRIES
 
     def weight(self, node: Node) -> Tensor:
@@ -162,23 +179,34 @@ class _Drawn:
             return self.of(value)
         if not value.requires_grad and not isinstance(value, torch.nn.Parameter):
             made = torch.rand(self._shape(value), generator=self._generator)
-            return ((made > 0.5).float() if self._binary else made + 0.5).to(value.dtype)
+            return (self._hiding((made > 0.5).float()) if self._binary else made + 0.5).to(value.dtype)
         made = torch.randn(self._shape(value), generator=self._generator)
         if value.dim() > 1:
             made /= max(1, prod(made.shape[1:])) ** 0.5
         return made.to(value.dtype).requires_grad_()
 
-    def value(self, node: Node) -> Any:
-        """The value of an input."""
+    def value(self, node: Node, *, hides: bool) -> Any:
+        """The value of an input, which may be a mask that hides rows whole."""
         value = node.meta["val"]
-        return self.of(value) if isinstance(value, Tensor) else concrete(value, self._sizes)
+        return self.of(value, hides=hides) if isinstance(value, Tensor) else concrete(value, self._sizes)
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, value: Tensor, *, hides: bool = False) -> Tensor:
         """The value of any other traced tensor."""
         shape = self._shape(value)
         if value.is_floating_point() or value.is_complex():
-            return torch.randn(shape, generator=self._generator).to(value.dtype).requires_grad_()
-        return torch.randint(2, shape, generator=self._generator).to(value.dtype)
+            made = torch.randn(shape, generator=self._generator).to(value.dtype)
+            return self._laid(self._hiding(made) if hides else made, value).requires_grad_()
+        return self._laid(self._hiding(torch.randint(2, shape, generator=self._generator)).to(value.dtype), value)
+
+    def _hiding(self, made: Tensor) -> Tensor:
+        if self._hides and made.dim() > 1 and len(made) > 1:
+            made[0], made[1] = 0, 1
+        return made
+
+    def _laid(self, made: Tensor, value: Tensor) -> Tensor:
+        """The numbers in the order in memory in which the traced tensor has them."""
+        order = order_in_memory([concrete(each, self._sizes) for each in value.stride()])
+        return in_order(made, order)
 
     def like(self, value: Tensor) -> Tensor:
         """The gradient of an output."""

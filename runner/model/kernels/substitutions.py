@@ -35,7 +35,10 @@ _RESHAPES = {f"aten::{name}" for name in ("view", "reshape", "flatten", "unflatt
 _CASTS = {f"aten::{name}" for name in ("to", "float", "type_as")}
 _VIEWS = _MOVES | _RESHAPES
 _PRODUCTS = {"aten::matmul", "aten::bmm"}
-_HIDDEN = -1e4  # a score of at most this is one that a mask hides
+_HIDDEN = -1e9  # a score of at most this is one that a mask hides: in 32 bits, nothing is left of another beside it
+_LEAST_ADDED = (
+    -1e30
+)  # far below any score; kernels multiply a mask by some number, which the least of a format overflows
 
 
 def substituted(program: Program, names: Sequence[str], told: Callable[[str, int, str], None]) -> Program:
@@ -143,6 +146,13 @@ def _is_cheaper(source: Node, chain: Sequence[Node]) -> bool:
     first, last = value_of(source), value_of(chain[-1])
     assert first is not None
     assert last is not None
+    made: Any = source
+    while isinstance(made, Node) and made.op == "call_function" and operator(made) in _VIEWS:
+        made = made.args[0]
+    if isinstance(made, Node) and made.op == "call_function" and operator(made) == "aten::scaled_dot_product_attention":
+        return all(
+            operator(node) != "aten::contiguous" for node in chain
+        )  # kernels differ in the order of what they give
     in_order = list(map(str, first.stride())) == list(map(str, last.stride()))
     return in_order or sum(operator(node) != "aten::contiguous" for node in chain) > 1
 
@@ -200,6 +210,14 @@ def _behind_casts(node: Any) -> Node:
 # Attention that is written out
 
 
+_FILLS: Mapping[Any, tuple[int, int]] = {
+    _ATEN.masked_fill.Scalar: (0, 2),
+    _ATEN.where.ScalarOther: (1, 2),
+    _ATEN.where.ScalarSelf: (2, 1),
+}
+"""Operators that put a number in the place of scores, with the positions of the scores and of the number."""
+
+
 @dataclass(frozen=True)
 class _Scores:
     """What a softmax is taken of.
@@ -217,13 +235,13 @@ class _Scores:
 
 
 def _attention(draft: Draft, _: Program) -> int:
-    places = 0
+    places, fixed = 0, draft.weights | draft.constants
     for node in draft.operators():
         if operator(node) not in _PRODUCTS:
             continue
         softmax = _softmax_in(node.args[0])
         scores = None if softmax is None else _scores_in(softmax.args[0])
-        if scores is not None and _are_of_one_form(scores, node.args[1]):
+        if scores is not None and _are_of_one_form(scores, node.args[1]) and _can_be_added(scores, fixed):
             made = _attended(draft, node, scores)
             if is_alike(made, node):
                 draft.put(node, made)
@@ -260,12 +278,8 @@ def _scores_in(node: Any) -> _Scores | None:
         inner = _scores_in(node.args[0])
         return None if inner is None or inner.masks else _Scores(inner.query, inner.key, factor * inner.scale)
     at = None
-    if node.target is _ATEN.masked_fill.Scalar and given["value"] <= _HIDDEN:
-        at = 0
-    elif node.target is _ATEN.where.ScalarOther and given["other"] <= _HIDDEN:
-        at = 1
-    elif node.target is _ATEN.where.ScalarSelf and given["self"] <= _HIDDEN:
-        at = 2
+    if node.target in _FILLS:
+        at = _FILLS[node.target][0]
     elif node.target is _ATEN.add.Tensor and given["alpha"] == 1 and isinstance(node.args[1], Node):
         at = 0 if _scores_in(node.args[0]) is not None else 1
     inner = None if at is None else _scores_in(node.args[at])
@@ -299,6 +313,39 @@ def _are_of_one_form(scores: _Scores, value: Any) -> bool:
     return len(forms) == 1
 
 
+def _can_be_added(scores: _Scores, weights: set[Node]) -> bool:
+    """Whether to add the numbers of masks to scores hides what it hides to put them in the place of scores.
+
+    Numbers must be -inf, or so low that nothing is left of a score beside them. Where all scores of a row are hidden by
+    other numbers than -inf, a sum still hands gradients to them; the trial finds that, but for what an input adds.
+    """
+    numbers: list[float] = []
+    added: list[Any] = []
+    for mask, at in scores.masks:
+        args: Any = mask.args
+        if mask.target in _FILLS:
+            numbers.append(args[_FILLS[mask.target][1]])
+            if numbers[-1] > max(_HIDDEN, torch.finfo(args[at].meta["val"].dtype).min):
+                return False
+        else:
+            added.append(args[1 - at])
+    return all(each == float("-inf") for each in numbers) or not any(_is_of_inputs(each, weights) for each in added)
+
+
+def _is_of_inputs(value: Any, weights: set[Node]) -> bool:
+    """Whether a tensor is made of the numbers of a layer's inputs, and not of their sizes alone."""
+    waiting, seen = [value], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if value_of(node) is None or node in seen or node in weights:
+            continue
+        if node.op == "placeholder":
+            return True
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return False
+
+
 def _attended(draft: Draft, node: Node, scores: _Scores) -> Node:
     """Attention as one operator, in front of a node."""
     add = draft.add
@@ -306,26 +353,48 @@ def _attended(draft: Draft, node: Node, scores: _Scores) -> Node:
     query = tensors[0]
     flat = query.meta["val"].dim() == 3  # type: ignore[union-attr]  # without an axis of heads, which operators want
     if flat:
-        tensors = [add(node, _ATEN.unsqueeze.default, each, 0) for each in tensors]
-    mask = _mask(draft, node, scores)
+        tensors = [add(node, _ATEN.unsqueeze.default, each, 1) for each in tensors]
+    mask = _mask(draft, node, scores, axis=1 if flat else 0)
     options: dict[str, Any] = {"scale": scores.scale} | ({} if mask is None else {"attn_mask": mask})
     made = add(node, _ATEN.scaled_dot_product_attention.default, *tensors, **options)
-    return add(node, _ATEN.squeeze.dim, made, 0) if flat else made
+    if flat:
+        made = add(node, _ATEN.squeeze.dim, made, 1)
+    # a product lies in its order in memory, while each kernel of attention has an order of its own
+    return made if all(_puts_in_order(each) for each in node.users) else add(node, _ATEN.contiguous.default, made)
 
 
-def _mask(draft: Draft, node: Node, scores: _Scores) -> Node | None:
-    """What the masks do to scores of zero, which is what is added to scores; None without masks."""
+def _puts_in_order(reader: Node) -> bool:
+    """Whether an operator takes a value in any order in memory, and so do all that read what it only turns."""
+    if operator(reader) in ("aten::contiguous", "aten::reshape"):
+        return True
+    return operator(reader) in _MOVES and bool(reader.users) and all(_puts_in_order(each) for each in reader.users)
+
+
+def _mask(draft: Draft, node: Node, scores: _Scores, axis: int) -> Node | None:
+    """What the masks do to scores of zero, which is what is added to scores; None without masks.
+
+    Args:
+        draft, node, scores: the mask of these scores is made in front of the node.
+        axis: where a mask of three axes gets one more.
+    """
     if not scores.masks:
         return None
     kind = scores.query.meta["val"].dtype
-    made = draft.add(node, _ATEN.new_zeros.default, scores.query, [1, 1])
+    first, place = scores.masks[0]
+    scored = first.args[place].meta["val"].dtype  # type: ignore[union-attr]
+    made = draft.add(node, _ATEN.new_zeros.default, scores.query, [1, 1], dtype=scored)
     for mask, at in scores.masks:
-        args = list(mask.args)
+        args: list[Any] = list(mask.args)
         args[at] = made
+        if mask.target in _FILLS:
+            number = _FILLS[mask.target][1]
+            low = max(args[number], _LEAST_ADDED)
+            is_hidden = args[number] == float("-inf") or low < torch.finfo(kind).min  # 16 bits hold no such number
+            args[number] = float("-inf") if is_hidden else low
         made = draft.add(node, mask.target, *args, **mask.kwargs)
     if made.meta["val"].dtype != kind:
         made = draft.add(node, _ATEN.to.dtype, made, kind)
-    return draft.add(node, _ATEN.unsqueeze.default, made, 0) if made.meta["val"].dim() == 3 else made
+    return draft.add(node, _ATEN.unsqueeze.default, made, axis) if made.meta["val"].dim() == 3 else made
 
 
 # Numbers by which values are multiplied
