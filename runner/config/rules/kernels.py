@@ -27,10 +27,12 @@ def _runs_traces(config: RunConfig) -> bool:
 
 
 def _unknown(config: RunConfig) -> Iterator[Problem]:
-    for name in config.kernels.substitutions:
+    names = config.kernels.substitutions
+    meant = [name if name in SUBSTITUTIONS else did_you_mean(name, SUBSTITUTIONS) for name in names]
+    known = ",".join(dict.fromkeys(filter(None, meant)))
+    for name in names:
         if name not in SUBSTITUTIONS:
-            near = did_you_mean(name, SUBSTITUTIONS)
-            fix = f"kernels.substitutions=[{near}]" if near else "kernels=substituted"
+            fix = f"kernels.substitutions=[{known}]" if known else "kernels=substituted"
             yield Problem("kernels.substitutions", name, _KNOWN, fix=fix)
 
 

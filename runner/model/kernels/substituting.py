@@ -17,7 +17,8 @@ _NONE = {
     "cancel_reshapes": "No layer has views or casts in a row that give what they are given",
     "drop_identities": "No layer has an operator that gives what it is given",
     "fold_scales": "No layer multiplies by a number where another one, or a smaller value, could take it",
-    "merge_linears": "No layer gives one value to two linear maps, which have biases, and are trained, alike",
+    "merge_linears": "No layer gives one value to two linear maps that both have a bias or both have none, and that "
+    "are both trained or both frozen",
     "one_hot": "No layer multiplies a one_hot of numbers by a matrix",
 }
 
