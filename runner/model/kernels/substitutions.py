@@ -472,7 +472,8 @@ def _elements(node: Any) -> int:
     value = value_of(node)
     assert value is not None
     sizes: list[Any] = list(value.shape)
-    return prod(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in sizes)
+    known: list[Any] = [size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes]
+    return prod(map(int, known))
 
 
 # Linear maps of one value
