@@ -34,6 +34,17 @@ class Found:
         loss = {"loss.target": f"property_models:{_GROUPS[self.model]}"}
         return Drawn({**model, **data, **loss, **given}, **self.drawn)  # type: ignore[arg-type]
 
+    def require_equal(self) -> None:
+        """It runs, with the planned bytes, and equal to a plain loop; where it is resumed, in one process."""
+        drawn = self.request
+        if drawn.resumed is not None:
+            own = ("parallelism", "schedule")
+            drawn.resumed.update({key: value for key, value in drawn.words.items() if not key.startswith(own)})
+        made = check(drawn)
+        assert made.kind == "ran", made.told
+        assert "bytes" in made.compared
+        assert {"rounding", "bits"} & {*made.compared}
+
 
 FOUND = {
     "a stage that trains nothing could not save its part of compressed momentum": Found(
