@@ -197,7 +197,8 @@ class TimePrediction:
     """The predicted time of one optimizer step.
 
     Args:
-        step_seconds: from the first action to the end of the last rank's optimizer step.
+        step_seconds: from the first action to the end of the last rank's optimizer step; in a run, with what a step
+            takes besides.
         bubble_ratio: idle / total rank time over the flushed span of the pipeline's forwards and backwards.
         busy_seconds: for each pipe position, seconds in forwards, backwards and work that fills the bubbles.
         source: whether the seconds were measured or estimated.

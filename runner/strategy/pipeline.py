@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -109,6 +110,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         self._is_updating = False  # whether the optimizer has begun an update and not ended it
         self._batch: StepBatch | None = None
         self._finished: list[FinishedStep] = []  # and not yet asked for
+        self.submit_seconds = 0.0  # that the engine was given for the last step
         self.rates: list[float] = []  # learning rates of the last step that was submitted, by parameter group
         self._rates: dict[int, list[float]] = {}  # the same of the steps under way
 
@@ -368,8 +370,10 @@ class EngineStrategy(NamedCheckpointStrategy):
         batch, self._batch = self._batch, None
         assert self.meter is not None
         self.rates = self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
+        begun = time.perf_counter()
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
+        self.submit_seconds = time.perf_counter() - begun
         self._finished += finished
         self.last_step = finished[-1] if finished else None
         if self.last_step is not None:

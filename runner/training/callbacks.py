@@ -58,6 +58,7 @@ class StepClock(Callback):
         samples: samples of each of them.
         loads: seconds of each of them in which its batch, or the next one, was waited for.
         calls: seconds of each of them in callbacks and loggers after the step.
+        loops: seconds of each of them in neither its batch nor the engine.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class StepClock(Callback):
         self.walls: list[float] = []
         self.loads: list[float] = []
         self.calls: list[float] = []
+        self.loops: list[float] = []
         self._loading = loading
         self._in_callbacks = 0.0  # of the step before, which are part of this step's wall time
         self.samples: list[int] = []
@@ -120,6 +122,7 @@ class StepClock(Callback):
         self.walls.append(now - self._mark)
         self.loads.append(self._loading())
         self.calls.append(self._in_callbacks)
+        self.loops.append(self.walls[-1] - self.loads[-1] - strategy.submit_seconds)
         self._mark, self._in_callbacks = now, 0.0
         self.samples.append(self._samples_of(_batches(trainer) - 1))
         assert strategy.meter is not None

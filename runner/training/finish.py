@@ -30,6 +30,7 @@ from runner.training.callbacks import StepClock
 from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import PROFILER_FOLDER
+from runner.training.measure.loop import remember_loop
 from runner.training.measure.measures import (
     RankMeasures,
     compute_seconds,
@@ -125,6 +126,7 @@ def finish(
         return
     record = record.replace(status="ok")
     record.save(run_dir)
+    remember_loop(config, clock.loops)
     Pulse.current().enter(Phase.DONE)
     _call_report(config, run_dir, weights, record, times.spent)
 

@@ -45,11 +45,13 @@ from runner.training.data.loading import (
     samples_of_step,
     samples_per_epoch,
     steps_per_epoch,
+    timed_first_batch,
 )
 from runner.training.data.timed import TimedLoader
 from runner.training.finish import Times, finish
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import build_loggers, build_profiler, note_identity
+from runner.training.measure.loop import usual_loop_seconds
 from runner.training.measure.prediction import measured_plan
 from runner.training.measure.shared import SharedFigures, store_of_ranks
 from runner.training.measure.spent import REHEARSAL, STEPS, Spent
@@ -113,12 +115,12 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     def predict(trainer: pl.Trainer) -> None:
         assert strategy.engine is not None
         spent.enter(REHEARSAL)
-        first = first_batch(loaders[0])
+        first, awaited = timed_first_batch(loaders[0])
         with strategy.engine.unchanged() as kept, kept.first_run():
             if config.metrics and loaders[1] is not None:
                 module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
             try_loss_on_ranks(strategy, parts.loss, config, parts.profile, strategy.batch_to_device(first))
-        plans.append(_predict(strategy, config, run_dir, first, parts.plan))
+        plans.append(_predict(strategy, config, run_dir, first, parts.plan, awaited))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
@@ -295,10 +297,17 @@ def set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _predict(strategy: EngineStrategy, config: RunConfig, run_dir: Path, batch: Any, planned: RunPlan) -> RunPlan:
-    """The measured plan; rank 0 writes its figures into the record before the first step."""
+def _predict(
+    strategy: EngineStrategy, config: RunConfig, run_dir: Path, batch: Any, planned: RunPlan, awaited: float
+) -> RunPlan:
+    """The measured plan; rank 0 writes its figures into the record before the first step.
+
+    Args:
+        awaited: seconds for which a step waits for its batch.
+    """
     start = time.perf_counter()
-    plan = measured_plan(strategy, config, strategy.batch_to_device(batch))
+    besides = awaited + usual_loop_seconds(config)
+    plan = measured_plan(strategy, config, strategy.batch_to_device(batch), besides)
     if strategy.global_rank == 0:
         record = RunRecord.load(run_dir)
         record.replace(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,11 @@ __all__ = [
     "samples_of_step",
     "samples_per_epoch",
     "steps_per_epoch",
+    "timed_first_batch",
 ]
+
+_LONG = 1.0
+"""Seconds of a batch that is not made once more to be timed."""
 
 
 @dataclass(frozen=True)
@@ -346,3 +351,21 @@ def first_batch(loader: DataLoader[Any]) -> StepBatch:
     steps: Any = loader.dataset
     batch: StepBatch = steps.__getitems__(next(iter(loader.batch_sampler)))
     return batch
+
+
+def timed_first_batch(loader: DataLoader[Any]) -> tuple[StepBatch, float]:
+    """The loader's next batch as :func:`first_batch`, and the seconds for which a step will wait for one.
+
+    A batch of samples that can be read again is made twice, as the first one warms up what it reads. What workers make,
+    they make while steps before it are taken.
+    """
+    begun = time.perf_counter()
+    batch = first_batch(loader)
+    seconds = time.perf_counter() - begun
+    if loader.num_workers:
+        return batch, 0.0
+    if loader.batch_sampler is not None and seconds < _LONG:
+        begun = time.perf_counter()
+        first_batch(loader)
+        seconds = time.perf_counter() - begun
+    return batch, seconds

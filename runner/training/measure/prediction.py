@@ -41,7 +41,7 @@ _LATE = 1 << 62
 """A step after all steps that are summed without compression."""
 
 
-def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch) -> RunPlan:
+def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch, besides: float) -> RunPlan:
     """The strategy's plan with the time that its program takes here. Every rank must call it and gets the same.
 
     Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they will
@@ -49,6 +49,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
 
     Args:
         batch: this rank's part of a first batch.
+        besides: this rank's seconds of a step before and after what the engine does.
     """
     engine = strategy.engine
     assert engine is not None
@@ -67,6 +68,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
             for stage in engine.stages
         },
         "window": window_seconds(measured),
+        "besides": besides,
         "spans": [(times.first_compute, times.last_compute, times.compute) for times in measured.steps[1:]],
         "replica": strategy.replica,
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
@@ -76,6 +78,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, batch: StepBatch)
     seconds = _combine(ranks, plan.schedule.stages)
     flows_on = config.schedule.post_validation
     time = measured_time(plan.program, plan.time.costs, seconds, post_validation=flows_on)
+    time = replace(time, step_seconds=time.step_seconds + max(float(rank["besides"]) for rank in ranks))
     shape = plan.schedule
     flushed = not (flows_on or shape.is_asynchronous) and shape.windows == 1
     if plan.has_bubble and flushed and shape.filling is None:
