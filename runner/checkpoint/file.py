@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
-from runner.checkpoint.parts import check_parts, read_parts
+from runner.checkpoint.parts import check_parts, put_together, read_parts
 from runner.checkpoint.plain import given_back
 from runner.config.rules.sections import may_be_called
 from runner.errors import Problem, RunFailedError, raise_problems
@@ -144,7 +144,7 @@ def damage_of(path: Path) -> str | None:
             return "it holds weights alone, not the optimizer's states and the progress of a run"
         else:
             _check_sums(path)
-        read_checkpoint(path)
+        read_checkpoint(path, divided=True)
     except FileNotFoundError:
         return "there is no such file"
     except (OSError, MemoryError) as error:
@@ -188,8 +188,11 @@ def _check_sums(path: Path) -> None:
         raise zipfile.BadZipFile("its table of contents is wrong") from error
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, *, divided: bool = False) -> dict[str, Any]:
     """The content of a checkpoint; its tensors are memory-mapped, not read.
+
+    Tensors that several parts of a checkpoint hold are put together, which needs memory for each; with ``divided`` each
+    is a :class:`runner.checkpoint.parts.DividedTensor` instead.
 
     Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are read, and what is
     :func:`admitted`. Anything else in the file is refused before it is constructed, so that an untrusted file runs no
@@ -203,7 +206,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
         raise CheckpointError("it holds no state_dict and global_step of a training run")
-    return given_back(content)
+    return given_back(content if divided or not path.is_dir() else put_together(content))
 
 
 def _read_file(path: Path) -> Any:

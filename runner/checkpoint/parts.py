@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,14 +26,73 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runner.checkpoint.durable import CheckpointError, durably
+from runner.model.sharded.values import Shard
 
-__all__ = ["check_parts", "encoded", "has_parts", "read_parts", "write_part"]
+__all__ = [
+    "DividedTensor",
+    "as_divided",
+    "check_parts",
+    "encoded",
+    "has_parts",
+    "put_together",
+    "read_parts",
+    "write_part",
+]
+
+_BY_WEIGHT = ("state_dict", "optimizer_states", "older_weight_versions", "averaged_weights")
+_SHARDS = "shards"
+"""Key, in a part, of how weights are divided of which this rank holds a part, by global name."""
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 _CONTENT, _SUM = "content", "sha256"
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 1 << 22
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+
+
+@dataclass(frozen=True)
+class DividedTensor:
+    """A tensor of which several ranks have saved a part each. No memory is needed for it until it is put together.
+
+    Args:
+        shard: how it is divided, as one of the ranks tells it.
+        parts: the parts that files hold, by their number, without padding.
+    """
+
+    shard: Shard
+    parts: Mapping[int, Tensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return self.shard.whole
+
+    def whole(self) -> Tensor:
+        """The tensor, in memory of its own."""
+        return self.shard.join([self.parts[index] for index in range(self.shard.degree)])
+
+
+def as_divided(content: Mapping[str, Any], shards: Mapping[str, Shard]) -> dict[str, Any]:
+    """The content of this rank's part, which says how the weights are divided of which it holds a part.
+
+    Args:
+        content: tensors of the shape of a part are under the global name of their weight. It may have padding, which is
+            left out.
+        shards: which part it is, by global name.
+    """
+    if not shards:
+        return dict(content)
+    bare = _of_weights(content, {name: (shard.shape, shard.without_padding) for name, shard in shards.items()})
+    return {**bare, _SHARDS: {name: asdict(shard) for name, shard in shards.items()}}
+
+
+def put_together(value: Any) -> Any:
+    """A nest of a checkpoint in which every divided tensor is whole."""
+    if isinstance(value, DividedTensor):
+        return value.whole()
+    if type(value) is dict:
+        return {key: put_together(one) for key, one in value.items()}
+    return type(value)(put_together(one) for one in value) if type(value) in (list, tuple) else value
 
 
 def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: int) -> None:
@@ -63,7 +123,8 @@ def encoded(content: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
 def read_parts(directory: Path) -> dict[str, Any]:
     """The whole checkpoint; its tensors are memory-mapped, not read.
 
-    Entries that several parts have, such as the settings of an optimizer, are taken from the lowest rank.
+    One of which several ranks have saved a part each is a :class:`DividedTensor`. Entries that several parts have, such
+    as the settings of an optimizer, are taken from the lowest rank.
 
     Raises:
         CheckpointError: a part is missing or damaged.
@@ -73,9 +134,10 @@ def read_parts(directory: Path) -> dict[str, Any]:
     for path in _parts(directory):
         plain, _, tensors = _read(path)
         try:
-            whole = _merged(whole, _decoded(json.loads(plain), tensors))
+            whole = _merged(whole, _with_divided(_decoded(json.loads(plain), tensors)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path.name} is no part of a checkpoint ({error!r})") from error
+    _require_all_parts(whole)
     return whole
 
 
@@ -192,7 +254,56 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: _decoded(one, tensors) for key, one in inner}
 
 
+def _with_divided(content: dict[str, Any]) -> dict[str, Any]:
+    """A part's content, in which what belongs to other ranks' parts of one tensor is a :class:`DividedTensor`."""
+    shards = {name: Shard(**{**each, "whole": tuple(each["whole"])}) for name, each in content.pop(_SHARDS, {}).items()}
+
+    def divided(shard: Shard) -> Callable[[Tensor], DividedTensor]:
+        return lambda part: DividedTensor(replace(shard, index=0), {shard.index: part})
+
+    return _of_weights(content, {name: (shard.bare_shape, divided(shard)) for name, shard in shards.items()})
+
+
+def _of_weights(
+    content: Mapping[str, Any], known: Mapping[str, tuple[tuple[int, ...], Callable[[Tensor], Any]]]
+) -> dict[str, Any]:
+    """``content`` in which a function has been applied to what stands under a weight's name and has one shape.
+
+    Args:
+        known: the shape and the function by global name. What users save under such a name is left as it is.
+    """
+
+    def within(value: Any, name: str | None) -> Any:
+        if isinstance(value, Tensor):
+            return known[name][1](value) if name is not None and tuple(value.shape) == known[name][0] else value
+        if type(value) is dict:
+            return {key: within(one, key if key in known else name) for key, one in value.items()}
+        return type(value)(within(one, name) for one in value) if type(value) in (list, tuple) else value
+
+    return {key: within(one, None) if key in _BY_WEIGHT else one for key, one in content.items()}
+
+
+def _require_all_parts(value: Any, name: str = "") -> None:
+    """See that each divided tensor is there with all of its parts.
+
+    Raises:
+        CheckpointError: a part is in no file.
+    """
+    if isinstance(value, DividedTensor):
+        missing = [index for index in range(value.shard.degree) if index not in value.parts]
+        if missing:
+            raise CheckpointError(f"it holds no part {missing[0]} of {value.shard.degree} of {name}")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            _require_all_parts(one, str(key))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _require_all_parts(one, name)
+
+
 def _merged(first: Any, second: Any) -> Any:
+    if isinstance(first, DividedTensor) and isinstance(second, DividedTensor) and first.shard == second.shard:
+        return DividedTensor(first.shard, {**second.parts, **first.parts})
     if isinstance(first, dict) and isinstance(second, dict):
         added = {key: value for key, value in second.items() if key not in first}
         return {key: _merged(value, second[key]) if key in second else value for key, value in first.items()} | added

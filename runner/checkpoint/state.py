@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from runner.checkpoint.parts import DividedTensor
 from runner.errors import Problem
 from runner.model.layers import StageModule
 from runner.model.tags import named_parameters
@@ -131,13 +132,15 @@ def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, An
 
 
 def tensor_problems(
-    model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor], grown: Collection[str] = ()
+    model: Mapping[str, Sequence[int]],
+    checkpoint: Mapping[str, Tensor | DividedTensor],
+    grown: Collection[str] = (),
 ) -> list[Problem]:
     """Reasons why a checkpoint's weights do not fit this model: the first tensors that differ, in model order.
 
     Args:
         model: shapes by global name, of the whole model.
-        checkpoint: tensors by global name.
+        checkpoint: tensors, or their parts, by global name.
         grown: names of buffers that forwards have made or given another shape, :data:`GROWN`; they are not compared.
     """
     differences = []

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.checkpoint.file import read_checkpoint, write_checkpoint
+from runner.checkpoint.parts import as_divided
 from runner.checkpoint.plain import MISSING, Lost, Plain, as_plain
 from runner.checkpoint.state import (
     GROWN,
@@ -32,6 +34,7 @@ from runner.checkpoint.state import (
 )
 from runner.engine.engine import Engine
 from runner.errors import raise_problems
+from runner.model.sharded.values import Shard
 from runner.optim.states.master import MasterWeights
 from runner.strategy.collectives import CollectiveStrategy
 from runner.strategy.compressed import OwnErrors, load_errors, own_errors
@@ -102,12 +105,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def saved_here(self, named: Mapping[str, Value]) -> dict[str, Value]:
         """The weights or states, among those that all replicas hold, that this rank saves.
 
-        In parts, each goes to the replica that has the fewest bytes so far; else the first replica saves all. Of ranks
-        that divide layers, the first one saves their weights, put together; all of them must call it.
+        In parts, each goes to the replica that has the fewest bytes so far, and ranks that divide layers save the parts
+        that they hold. Else the first replica saves all, and of ranks that divide layers the first one saves their
+        weights, put together; all of them must call it.
         """
         assert self.engine is not None
         if self._write_part is None:
-            return joined(named, self.engine) if self.replica == 0 else {}
+            return self._put_together(named) if self.replica == 0 else {}
         sizes = [0] * self.num_replicas
         own = {}
         tags = self.engine.tags
@@ -118,7 +122,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
             sizes[replica] += num_bytes(value)
             if replica == self.replica:
                 own[name] = value
-        return joined({name: own[name] for name in named if name in own}, self.engine)
+        return self._put_together({name: own[name] for name in named if name in own})
+
+    @property
+    def _shards(self) -> dict[str, Shard]:
+        """The part that this rank holds of each divided weight, by its global name."""
+        assert self.engine is not None
+        return {name: tag.shard for name, tag in self.engine.tags.items() if tag.shard is not None}
 
     def whole_weights(self) -> AbstractContextManager[object]:
         """Within the block, every rank's weights are complete and final; all replicas of a stage must call it."""
@@ -188,7 +198,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         if self._write_part is not None:
             found = as_plain(content, in_parts=True)
             self._lost += found.lost
-            self._write_part(_own_tensors(found.content))
+            self._write_part(_own_tensors(as_divided(found.content, self._shards)))
         elif self.is_global_zero:
             found = as_plain(content)
             self._lost += found.lost
@@ -220,12 +230,20 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         found: dict[int, dict[str, Tensor]] = {}
         own: list[dict[int, dict[str, Tensor]]] = []
         for store in self.engine.stores.values() if self.replica == 0 else ():
-            own.append({version: joined(weights, self.engine) for version, weights in store.older().items()})
+            own.append({version: self._put_together(weights) for version, weights in store.older().items()})
         for versions in self.saved_parts(own) or []:
             for part in versions:
                 for version, weights in part.items():
                     found.setdefault(version, {}).update({name: value.cpu() for name, value in weights.items()})
         return found
+
+    def _put_together(self, named: Mapping[str, Value]) -> dict[str, Value]:
+        """Weights of this rank's stages, whole on the first of the ranks that divide layers. In parts, its parts."""
+        assert self.engine is not None
+        if self._write_part is None:
+            return joined(named, self.engine)
+        first = self.engine.view.is_first_shard
+        return {name: value for name, value in named.items() if first or name in self._shards}
 
     def _grown_buffers(self) -> dict[str, tuple[int, ...]]:
         """The shapes of buffers that forwards have made or given another shape, on rank 0. In parts, this rank's."""
@@ -248,7 +266,12 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """The file's tensors and plain values; no code of the file runs, whatever ``weights_only`` says."""
-        return read_checkpoint(Path(checkpoint_path))
+        module = self.lightning_module
+        assert module is not None
+        hooks: list[Any] = [module, *module.trainer.callbacks]  # type: ignore[attr-defined]  # it is the Trainer's list
+        users = [each for each in hooks if not type(each).__module__.startswith("runner.")]
+        asked = any(is_overridden("on_load_checkpoint", each) for each in users)  # their code must find tensors
+        return read_checkpoint(Path(checkpoint_path), divided=not asked)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -260,13 +283,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         assert self.engine is not None
         own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        shards = {name: tag.shard for name, tag in self.engine.tags.items() if tag.shard is not None}
+        shards = self._shards
         shapes |= {name: shards[name].whole for name in own if name in shards}
         whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
-        grown = {name: checkpoint["state_dict"][name] for name in checkpoint.get(GROWN, ())}
-        raise_problems(tensor_problems(whole, checkpoint["state_dict"], grown))
         saved = checkpoint["state_dict"]
-        state = {**saved, **cut({name: saved[name] for name in own if name in shards}, self.engine)}
+        grown = {name: saved[name] for name in checkpoint.get(GROWN, ())}
+        raise_problems(tensor_problems(whole, saved, grown))
+        state = {**saved, **cut({name: saved[name] for name in own if name in saved}, self.engine)}
         for module in self.engine.stages.values():
             module.put_buffers(grown)
             module.load_global_state(state)

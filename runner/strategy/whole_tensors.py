@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from runner.checkpoint.parts import DividedTensor, put_together
 from runner.engine.engine import Engine
 from runner.model.sharded.values import Shard
 
@@ -45,16 +46,21 @@ def joined(named: Mapping[str, Value], engine: Engine) -> dict[str, Value]:
 
 
 def cut(named: Mapping[str, Value], engine: Engine) -> dict[str, Value]:
-    """This rank's parts of whole tensors, or of nests of them, by the weight's global name; the inverse of `joined`."""
+    """This rank's parts of tensors, or of nests of them, by the weight's global name; the inverse of `joined`.
+
+    What is still in parts of other ranks, as a checkpoint has them, is put together, one tensor after the other.
+    """
     shards = {name: tag.shard for name, tag in engine.tags.items() if tag.shard is not None}
     return {
-        name: value if name not in shards else _mapped(shards[name].cut, shards[name].whole, value)
+        name: put_together(value) if name not in shards else _mapped(shards[name].cut, shards[name].whole, value)
         for name, value in named.items()
     }
 
 
 def _mapped(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], value: Any) -> Any:
     """A nest in which the function has been applied to the tensors of a shape."""
+    if isinstance(value, DividedTensor):
+        value = value.whole()
     if isinstance(value, Tensor):
         return function(value) if tuple(value.shape) == shape else value
     if isinstance(value, Mapping):

@@ -29,6 +29,7 @@ from runner.errors import RunFailedError
 from runner.optim.states.settings import settings_of
 from runner.strategy.checkpoints_by_name import num_bytes
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.averaging import AVERAGE
 from runner.training.background import Background
 from runner.training.measure.spent import SAVING, Spent
 from runner.training.random_state import set_random_state
@@ -283,7 +284,7 @@ class Checkpoints(Callback):
             self._dump(trainer, path)
 
     def _start_writing(self, strategy: EngineStrategy, path: Path, content: _Content) -> None:
-        copied = num_bytes([content.get("state_dict"), content.get("optimizer_states")])
+        copied = num_bytes([content.get(key) for key in ("state_dict", "optimizer_states", AVERAGE)])
         assert strategy.meter is not None
         strategy.meter.hold(max(0, copied - self._copied))
         self._copied = max(copied, self._copied)

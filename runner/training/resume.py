@@ -16,6 +16,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from runner.checkpoint.file import CheckpointError, read_checkpoint
+from runner.checkpoint.parts import DividedTensor
 from runner.checkpoint.plain import MISSING
 from runner.checkpoint.state import GROWN
 from runner.config.compose.resolve import fingerprint, to_container
@@ -196,13 +197,13 @@ def _pairs(validations: Sequence[Sequence[float]]) -> tuple[tuple[int, float], .
     return tuple((int(step), float(value)) for step, value in validations)
 
 
-def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
-    """The progress and the weights in a checkpoint of a training run.
+def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor | DividedTensor]]:
+    """The progress and the weights in a checkpoint of a training run, each a tensor or, with its shape, parts of one.
 
     Raises:
         CheckpointError: the file is damaged, or was not written by the runner's own training.
     """
-    content = read_checkpoint(path)
+    content = read_checkpoint(path, divided=True)
     entry = content.get(ENTRY)
     if not isinstance(entry, dict) or entry.get("format") != _FORMAT:
         raise CheckpointError("it was not written by `runner train` of this version")

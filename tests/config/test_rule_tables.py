@@ -71,7 +71,7 @@ COMBINED: list[dict[str, Any]] = [
         {"optimizer.name": "kfac"}, {"parallelism.scatter_boundaries": True},
         {"compression.name": "mine", "compression.target": "a:b"},
         {"embedding.name": "tensor_train"}, {"approximate_backward.name": "fewbit"}, {"precision.name": "fp4_emulated"},
-        {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True}, {"checkpoint.asynchronous": True},
+        {"activation_checkpoint.name": "dtr"}, {"schedule.opportunistic": True},
         {"compile": True},
     )),
     *({"precision.name": "fp64"} | other for other in (

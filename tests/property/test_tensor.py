@@ -18,8 +18,10 @@ from plain_compressors import train as train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from whole_runs import Run, require_peaks, train
+from whole_runs import Run, peaks, require_peaks, train
 
+from runner.checkpoint.file import read_checkpoint
+from runner.checkpoint.parts import DividedTensor, read_parts
 from runner.cli.main import main
 from runner.config.compose.resolve import resolve
 from runner.engine.update.gradients import StageGradients
@@ -550,13 +552,19 @@ def test_dropout_goes_on_in_every_other_layout(tmp_path: Path) -> None:
 
 @pytest.mark.costly
 def test_parts_of_a_checkpoint_go_on_as_parts_of_layers(start: dict[str, Tensor], tmp_path: Path) -> None:
-    """Ranks that have whole layers may each write a part by itself, which those that divide layers read, and back."""
+    """What each rank has written by itself, of whole layers or of parts of them, every other layout reads.
+
+    The vocabulary of the model is divided with padding, and a weight has three pieces.
+    """
     in_parts = "checkpoint=asynchronous"
     layouts = [
         (in_parts, "parallelism.pipeline=2", "parallelism.data=2"),
-        (_SHARDING, "parallelism.pipeline=2", "parallelism.tensor=2"),
+        (in_parts, _SHARDING, "parallelism.pipeline=2", "parallelism.tensor=2"),
         (in_parts, "parallelism.data=2"),
-        (_SHARDING, "parallelism.tensor=4"),
+        (in_parts, _SHARDING, "parallelism.tensor=4"),
+        (in_parts, _SHARDING, "parallelism=three_d"),
+        (in_parts, _SHARDING, "parallelism.tensor=2", "parallelism.data=2", "zero=1"),
+        (_SHARDING, "parallelism.tensor=2"),
         (in_parts, "parallelism.data=2"),
     ]
     seen: list[float] = []
@@ -570,6 +578,29 @@ def test_parts_of_a_checkpoint_go_on_as_parts_of_layers(start: dict[str, Tensor]
     losses, weights = plain(start, steps=len(layouts))
     require_close(seen, losses)
     require_same_weights(weights_of(folder), weights)
+
+
+@pytest.mark.costly
+def test_parts_of_layers_are_saved_as_they_are_and_planned(tmp_path: Path) -> None:
+    """No rank writes more than its own, no row of padding is in a file, and what is read is what one file has."""
+    common = (_SHARDING, "parallelism.tensor=4", "trainer.ema_decay=0.9", "trainer.max_steps=2")
+    whole = run(tmp_path / "whole", *common)
+    parts = run(tmp_path / "parts", *common, "checkpoint=asynchronous", "resume=null")
+    assert parts.losses == whole.losses
+    counted, predicted = zip(*peaks(parts), strict=True)
+    assert counted[0] == max(counted) == pytest.approx(predicted[0], rel=0.01), "it also saves what all of them have"
+    saved, file = (tmp_path / name / "checkpoints" / "step-2.ckpt" for name in ("parts", "whole"))
+    found, expected = read_checkpoint(saved), read_checkpoint(file)
+    for key in ("state_dict", "averaged_weights"):
+        assert found[key].keys() == expected[key].keys()
+        assert all(torch.equal(found[key][name], value) for name, value in expected[key].items())
+    (own,), (other,) = found["optimizer_states"], expected["optimizer_states"]
+    for name, entries in other["state"].items():
+        assert all(torch.equal(own["state"][name][key], value) for key, value in entries.items()), name
+    kept = read_parts(saved)["state_dict"]["table.weight"]
+    assert isinstance(kept, DividedTensor)
+    assert sum(len(each) for each in kept.parts.values()) == kept.shape[0] % 4 + kept.shape[0] // 4 * 4
+    assert kept.shard.padding
 
 
 @pytest.mark.costly
@@ -769,10 +800,6 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
         (
             ("parallelism.tensor=2", "parallelism.data=2", _SHARDING, "zero=1", "offload=optimizer_cpu"),
             "offload.optimizer = cpu: must be none with parallelism.tensor=2",
-        ),
-        (
-            ("parallelism.tensor=2", _SHARDING, "checkpoint=asynchronous"),
-            "checkpoint.asynchronous = true: must be false with parallelism.tensor=2",
         ),
         (("parallelism.sharding={*.out: row}",), "parallelism.sharding"),
         (("parallelism.scatter_boundaries=true",), "parallelism.scatter_boundaries = true: belongs to"),

@@ -102,13 +102,6 @@ _PARTS: Table[RunConfig] = Table(
             "schedule.opportunistic=false",
         ),
         _row(
-            "checkpoint.asynchronous",
-            lambda c: c.checkpoint.asynchronous,
-            "must be false",
-            "The first rank of those that divide a layer would copy their whole weights, which no plan counts",
-            "checkpoint=every",
-        ),
-        _row(
             "compile",
             lambda c: c.compile,
             "must be false",

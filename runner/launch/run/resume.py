@@ -19,6 +19,7 @@ from runner.record import RECORD_FILE, RunRecord, StepLog, read_steps
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runner.checkpoint.parts import DividedTensor
     from runner.training.resume import History, Progress
 
 __all__ = ["AUTO", "CHECKPOINTS", "absent_checkpoint", "continue_record", "with_checkpoint"]
@@ -223,7 +224,9 @@ def _data_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
     yield from other_data_problems(config, progress, steps, samples)
 
 
-def _model_problems(config: RunConfig, progress: Progress, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _model_problems(
+    config: RunConfig, progress: Progress, weights: Mapping[str, Tensor | DividedTensor], path: Path
+) -> list[Problem]:
     from runner.checkpoint.state import tensor_problems
     from runner.model.load import tensor_shapes
 

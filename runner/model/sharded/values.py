@@ -47,6 +47,17 @@ class Shard:
         return tuple(shape)
 
     @property
+    def bare_shape(self) -> tuple[int, ...]:
+        """The shape of the part without padding."""
+        rows = self.shape[self.dim]
+        own = min(rows, max(0, self.whole[self.dim] - rows * self.index)) if self.padding else rows
+        return (*self.shape[: self.dim], own, *self.shape[self.dim + 1 :])
+
+    def without_padding(self, part: Tensor) -> Tensor:
+        """The rows of this part that are the weight's."""
+        return part.narrow(self.dim, 0, self.bare_shape[self.dim])
+
+    @property
     def is_plain(self) -> bool:
         """Whether the parts, one behind the other, are the weight."""
         return self.pieces == 1 and not self.padding
@@ -101,7 +112,6 @@ class HeldPart:
         return self.shard.cut(whole)
 
     def clear_padding(self, part: Tensor) -> None:
-        rows = part.shape[self.shard.dim]
-        padded = min(rows, max(0, rows * (self.shard.index + 1) - self.shard.whole[self.shard.dim]))
-        if self.shard.padding and padded:
-            part.narrow(self.shard.dim, rows - padded, padded).zero_()
+        own, rows = self.shard.bare_shape[self.shard.dim], part.shape[self.shard.dim]
+        if own < rows:
+            part.narrow(self.shard.dim, own, rows - own).zero_()
