@@ -14,12 +14,15 @@ import torch
 from covering import sampled
 from layouts import make_engine, part_of
 from pretrained_folders import ARCHITECTURES, SIZES, Architecture
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig, TrainerConfig
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.check_pretrained import pretrained_problems
 from runner.model.layers import LayerSource, build_stage
+from runner.model.live_tracker import LiveTracker
 from runner.model.load import load_model
 from runner.model.pretrained.stored import StoredTensor
 from runner.model.ties import find_ties, with_all_names
@@ -219,3 +222,32 @@ def test_frozen_first_layers(tmp_path: Path) -> None:
     _, trained = equal_from("llama", folder, 2, frozen=frozen)
     assert trained[0] == 0
     assert trained[1] > 0
+
+
+class _Allocated(LiveTracker):  # type: ignore[no-untyped-call]
+    """Counts what operators allocate: no tensor without memory, and none over the memory map of a file."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        self._seen.update(each.untyped_storage() for each in tensors)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+            super().watch(tensor)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "gpt2"])
+def test_a_rank_that_divides_layers_needs_no_more_memory_to_read_a_folder(name: str, tmp_path: Path) -> None:
+    """Counted from the request to the filled layers, with the model that is made before it is divided."""
+    folder = ARCHITECTURES[name].save(tmp_path / name)
+    peaks, held = {}, {}
+    for degree in (1, 2):
+        config = request(name, folder)
+        config.parallelism.tensor = degree
+        with _Allocated() as counted:
+            layers = load_model(config, filled=True, shard=0 if degree > 1 else None).layers
+            stage = build_stage(layers, 0, len(layers) - 1)
+        peaks[degree], held[degree] = counted.peak, sum(each.nbytes for each in stage.parameters())
+    assert peaks[2] <= peaks[1]
+    assert held[2] < 0.7 * held[1]
