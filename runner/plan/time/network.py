@@ -109,18 +109,19 @@ class Network:
         at = next(holding, len(self.classes) - 1)
         return self._link(at, self._sharing(at) or tensor)
 
-    def levels(self, ranks: int) -> list[tuple[int, Link]]:
+    def levels(self, ranks: int, *, alone: bool = False) -> list[tuple[int, Link]]:
         """For each class from inside to outside, the ranks of a group, and its link if all of them send at once.
 
         Args:
             ranks: the ranks of the last class. A class whose groups do not divide them, or are no larger than those of
                 the class inside, is left out.
+            alone: whether one rank of a group sends instead.
         """
         found, inside = list[tuple[int, Link]](), 1
         for at, each in enumerate(self.classes):
             size = ranks if at == len(self.classes) - 1 else min(each.ranks or ranks, ranks)
             if size % inside == 0 and ranks % size == 0 and (size > inside or not found):
-                found.append((size, self._link(at, min(self._sharing(at) or ranks, ranks))))
+                found.append((size, self._link(at, 1 if alone else min(self._sharing(at) or ranks, ranks))))
                 inside = size
         return found
 

@@ -90,8 +90,11 @@ class Chain:
 
     def message(self, end: int) -> float:
         """Seconds of the message after the layers before ``end``; 0 after the last."""
-        size = self.samples * self.division.boundary[end - 1]
-        return self.problem.link.seconds(size)
+        return self.problem.link.seconds(self.message_bytes(end))
+
+    def message_bytes(self, end: int) -> float:
+        """Bytes of that message."""
+        return self.samples * self.division.boundary[end - 1]
 
     def peak(self, first: int, end: int, in_flight: int) -> float:
         """Bytes of a stage with so many micro-batches in flight."""
