@@ -1,9 +1,10 @@
 """Where the replicas of a stage are, if the links inside nodes are others than those between nodes: for DAPPLE.
 
-A place is the number of a stage's devices on each node, as the devices of a node are alike. There are three ways to place
-devices: on nodes that nobody uses yet (fresh first), on nodes that are used in part (append first), or one on each node in
-turn (scatter first). The public planner takes the nodes by their numbers. Here each way is also looked at from the nodes
-of the stage before on, so that a stage may follow another one within a node that does not have the lowest number.
+A place is the number of a stage's devices on each node, as the devices of a node are alike. There are three ways to
+place devices: on nodes that nobody uses yet (fresh first), on nodes that are used in part (append first), or one on
+each node in turn (scatter first). The public planner takes the nodes by their numbers. Here each way is also looked at
+from the nodes of the stage before on, so that a stage may follow another one within a node that does not have the
+lowest number.
 
 Source: Fan et al. 2021, DAPPLE, and its public planner's form (reconstruction).
 """
