@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
 from runner.recipes import planners
-from runner.recipes.planners import unlike
+from runner.recipes.planners import graphs, unlike
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import FORWARD, formula, halves
@@ -120,6 +121,41 @@ def test_pages_are_made_of_rows(tmp_path: Path) -> None:
     assert "GPT" in draw(tmp_path / "made.svg", [row, none]).read_text(encoding="utf-8")
     slept = measured_lines([{"planner": "rl", "layout": "x", "why_not": None, "fits": False, "judged_seconds": 1.5}])
     assert slept[2] == "| `rl` | x | no | - | 1.50 s | - |"
+
+
+def test_a_graph_in_the_public_format_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two layers side by side between two others: two stages of two layers, between which two messages go."""
+    ways = [
+        {"timePerSample": time, "parameterSize": 0.0, "memoryUsageA": saved, "memoryUsageB": 1e9}
+        for time, saved in ((2.0, 1e9), (3.0, 1e8))
+    ]
+    edges = [(10, 20), (10, 30), (20, 40), (30, 40)]
+    nodes = [
+        {
+            "id": node,
+            "TMPCs": {
+                "1": [
+                    each
+                    | {"syncTimeFw": {str(a): 0.0 for a, b in edges if b == node}}
+                    | {"syncTimeBw": {str(b): 0.5 for a, b in edges if a == node}}
+                    for each in ways
+                ]
+            },
+        }
+        for node in (40, 10, 20, 30)
+    ]
+    document = {"maxDevices": 2, "maxMemoryPerDevice": 9e9, "bandwidth": 10.0, "mbsInBatch": 7, "nodes": nodes}
+    cut = [{"sourceId": one, "destId": other, "communicationCost": 1.0} for one, other in edges]
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(document | {"edges": cut}), encoding="utf-8")
+    graphs.main([str(file)])
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "4.6 for a micro-batch, 2 stages"  # two layers of 2 s, and two messages of 1.5 there and back
+    assert told[1] == "2 layers from 10: 1 replicas in 1 parts, 0 by the second way"
+    graphs.main([str(file), "--memory=5.2GB", "--exact"])
+    assert capsys.readouterr().out.startswith("5.6 for a micro-batch, 2 stages\n")  # one layer of the first runs again
+    graphs.main([str(file), "--memory=2GB"])
+    assert capsys.readouterr().out == "nothing fits 2 devices of 2.00 GB\n"
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.name)

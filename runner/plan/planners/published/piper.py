@@ -5,7 +5,8 @@ how many micro-batches a stage keeps. Which layers run again is a knapsack: if a
 by the least seconds for a byte until it does. Time for a micro-batch: compute and messages over the replicas, and the
 sum of gradients over all micro-batches. Filling the pipeline is not modelled, and the order of work is open.
 
-Source: Tarnawski et al. 2021, Piper, and its public program (here on chains; its graphs are cut along a chain).
+Source: Tarnawski et al. 2021, Piper, and its public program (here on chains;
+:mod:`runner.plan.planners.published.piper_graph` takes graphs).
 """
 
 from __future__ import annotations
