@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
-from runner.profile import GradientPeaks, SharedPeaks
+from runner.profile import SharedPeaks
 from runner.profiling.saved_scan import run_hooked
 
 __all__ = [
+    "BackwardPeaks",
+    "BackwardWatch",
     "Run",
     "as_leaf",
-    "asking_bytes",
-    "backward_peak_bytes",
-    "gradient_peaks",
     "handed_peaks",
     "having_gradients",
+    "keeping_peaks",
     "passes_last",
+    "scan_backward",
     "shared_peaks",
-    "stopped_forward_bytes",
     "whole_backward",
 ]
+
+T = TypeVar("T")
 
 Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], Any]
 """Takes the ends of a graph, gradients for them, and the leaves of the input; returns what must stay alive."""
@@ -42,7 +44,79 @@ def whole_backward(ends: list[Tensor], gradients: list[Tensor], leaves: list[Ten
     torch.autograd.backward(ends, gradients)
 
 
-def backward_peak_bytes(
+class BackwardPeaks(NamedTuple):
+    """Bytes of a backward, above its saved tensors and the gradients of its output.
+
+    Args:
+        peak: the most bytes.
+        asking: what it has made when it asks for the first saved tensor, as a layer that is run again in its backward
+            runs again then. It is the peak if it asks for none, or was not watched.
+        later: the most bytes from its first gradient of a watched weight on; the peak if there is none.
+    """
+
+    peak: int
+    asking: int
+    later: int
+
+
+class BackwardWatch:
+    """Watches a forward and its backward.
+
+    Args:
+        tracker: active; its peak is reset when the backward begins.
+        trained: the weights whose first gradient is waited for.
+    """
+
+    def __init__(self, tracker: LiveTracker, trained: Sequence[nn.Parameter] = ()) -> None:
+        self._tracker, self._trained = tracker, trained
+        self._asked: int | None = None
+        self._until_first: int | None = None  # the peak until the first gradient of a weight
+
+    def forward(self, run: Callable[[], T], saving: Callable[[], None] = lambda: None) -> tuple[T, bool]:
+        """Run a forward so that it is seen when its backward asks for what is saved, see :func:`run_hooked`.
+
+        Args:
+            run: the forward.
+            saving: is called whenever autograd saves a tensor.
+        """
+
+        def pack(tensor: Tensor) -> Tensor:
+            saving()
+            return tensor.detach()
+
+        return run_hooked(run, pack, self._ask)
+
+    def backward(self, run: Callable[[], object], before: int) -> BackwardPeaks:
+        """Run the backward.
+
+        Args:
+            run: the backward; what it returns stays alive until it has ended.
+            before: the bytes that the figures are above of.
+        """
+        self._tracker.reset_peak()
+        self._asked = None  # a forward that differentiates within has asked, too
+        hooks = [weight.register_hook(self._begin) for weight in self._trained]  # type: ignore[no-untyped-call]
+        kept = run()
+        later = self._tracker.peak
+        del kept
+        for hook in hooks:
+            hook.remove()
+        peak = later if self._until_first is None else max(self._until_first, later)
+        asked = peak if self._asked is None else self._asked
+        return BackwardPeaks(max(0, peak - before), max(0, asked - before), later - before)
+
+    def _ask(self, tensor: Tensor) -> Tensor:
+        if self._asked is None:
+            self._asked = self._tracker.live
+        return tensor
+
+    def _begin(self, gradient: Tensor) -> None:
+        if self._until_first is None:
+            self._until_first = self._tracker.peak
+            self._tracker.reset_peak()
+
+
+def scan_backward(
     run: Run,
     function: Callable[[Any], Any],
     value: Any,
@@ -51,8 +125,9 @@ def backward_peak_bytes(
     handed: Collection[int] = (),
     keeps_output: bool = False,
     at_its_end: bool = False,
-    may_be_less: bool = False,
-) -> int:
+    asks: bool = False,
+    trained: Sequence[nn.Parameter] = (),
+) -> BackwardPeaks:
     """Run ``function`` forward and backward, as if other layers followed it in its stage.
 
     Args:
@@ -64,15 +139,19 @@ def backward_peak_bytes(
             stage's caller holds them and their gradients; what becomes of the others is up to autograd.
         keeps_output: whether the whole output stays alive, as the second part of a later layer's backward needs it.
         at_its_end: whether no layer follows, so that the whole output leaves the stage.
-        may_be_less: whether the peak may be below the bytes that it is above of, because ``run`` resets it.
-
-    Returns:
-        its peak bytes above its saved tensors and the gradients of its output.
+        asks: whether to watch when the backward asks for the first saved tensor.
+        trained: the weights whose first gradient is waited for.
     """
-    given = map_tensors(as_leaf, value)
-    outputs, leaves = _with_gradients(function(enter_graph(given))), _with_gradients(given)
+    given, watch = map_tensors(as_leaf, value), BackwardWatch(tracker, trained)
+
+    def forward() -> Any:
+        return function(enter_graph(given))
+
+    output = watch.forward(forward)[0] if asks else forward()
+    outputs, leaves = _with_gradients(output), _with_gradients(given)
+    del output
     if not outputs:
-        return 0
+        return BackwardPeaks(0, 0, 0)
     if at_its_end:
         handed = range(len(outputs))
     ends = [output if at in handed else _later(output) for at, output in enumerate(outputs)]
@@ -80,12 +159,9 @@ def backward_peak_bytes(
     coming = sum(output.nbytes for at, output in enumerate(outputs) if at not in handed)
     kept = outputs if keeps_output else []
     del outputs
-    before = tracker.live + coming
-    tracker.reset_peak()
-    run(ends, gradients, leaves)
+    found = watch.backward(lambda: run(ends, gradients, leaves), tracker.live + coming)
     del kept
-    above = tracker.peak - before
-    return above if may_be_less else max(0, above)
+    return found
 
 
 @contextmanager
@@ -100,42 +176,25 @@ def having_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.grad = None
 
 
-def gradient_peaks(
-    function: Callable[[Any], Any],
-    value: Any,
-    tracker: LiveTracker,
-    trained: Sequence[nn.Parameter],
-) -> GradientPeaks:
-    """Run ``function`` forward and backward, and take the peaks from its first gradient of a weight on.
+def keeping_peaks(
+    function: Callable[[Any], Any], value: Any, tracker: LiveTracker, trained: Sequence[nn.Parameter]
+) -> tuple[int, int]:
+    """The peaks, from its first gradient of a weight on, of a backward that finds none; those that it makes are kept.
 
     Args:
-        function, value, tracker: see :func:`backward_peak_bytes`.
+        function, value, tracker: see :func:`scan_backward`.
         trained: its trained weights, which no other layer uses.
+
+    Returns:
+        the peak of a layer at its stage's end, and of one that another one follows.
     """
-
-    def peak(*, keeping: bool, chained: bool) -> int:
-        begun = False
-
-        def begin(gradient: Tensor) -> None:
-            nonlocal begun
-            if not begun:
-                tracker.reset_peak()
-            begun = True
-
-        with having_gradients(trained):
-            for parameter in trained if keeping else ():
-                parameter.grad = None
-            hooks = [parameter.register_hook(begin) for parameter in trained]  # type: ignore[no-untyped-call]
-            found = backward_peak_bytes(
-                whole_backward, function, value, tracker, at_its_end=not chained, may_be_less=True
-            )
-            for hook in hooks:
-                hook.remove()
-        return found
-
-    adding, chained_adding = (peak(keeping=False, chained=chained) for chained in (False, True))
-    keeping, chained_keeping = (peak(keeping=True, chained=chained) for chained in (False, True))
-    return GradientPeaks(adding, chained_adding, keeping, chained_keeping)
+    found = []
+    for at_its_end in (True, False):
+        peaks = scan_backward(whole_backward, function, value, tracker, at_its_end=at_its_end, trained=trained)
+        found.append(peaks.later)
+        for weight in trained:
+            weight.grad = None
+    return found[0], found[1]
 
 
 def handed_peaks(
@@ -147,49 +206,16 @@ def handed_peaks(
     *,
     keeps_output: bool = False,
 ) -> tuple[tuple[int, int], ...]:
-    """:func:`backward_peak_bytes` for each of several tensors of the output, if that one leaves the stage.
+    """:func:`scan_backward` for each of several tensors of the output, if that one leaves the stage.
 
     Args:
         own: the positions of the tensors as in ``handed``, each with the place that stands for it in the result.
         run, function, value, tracker, keeps_output: see there.
     """
     return tuple(
-        (place, backward_peak_bytes(run, function, value, tracker, handed=(at,), keeps_output=keeps_output))
+        (place, scan_backward(run, function, value, tracker, handed=(at,), keeps_output=keeps_output).peak)
         for at, place in own.items()
     )
-
-
-def asking_bytes(
-    run: Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker, *, chained: bool = False
-) -> int:
-    """Run ``function`` forward and backward; return what the backward has made when it asks for the first saved tensor.
-
-    If the layer is run again in its backward, it runs again then. The bytes are the peak if nothing is asked for.
-
-    Args:
-        run, function, value, tracker: see :func:`backward_peak_bytes`.
-        chained: whether other layers follow, so that autograd alone holds the output and its gradient.
-    """
-    given, seen = map_tensors(as_leaf, value), list[int]()
-
-    def note(tensor: Tensor) -> Tensor:
-        seen.append(tracker.live)
-        return tensor
-
-    output, _ = run_hooked(lambda: function(enter_graph(given)), lambda tensor: tensor.detach(), note)
-    outputs, leaves = _with_gradients(output), _with_gradients(given)
-    del output
-    seen.clear()  # a forward that differentiates within has asked, too
-    if not outputs:
-        return 0
-    coming = sum(output.nbytes for output in outputs) if chained else 0
-    if chained:
-        outputs = [_later(output) for output in outputs]
-    gradients = [torch.ones_like(output) for output in outputs]
-    before = tracker.live + coming
-    tracker.reset_peak()
-    run(outputs, gradients, leaves)
-    return max(0, (seen[0] if seen else tracker.peak) - before)
 
 
 def _with_gradients(value: Any) -> list[Tensor]:
@@ -203,7 +229,7 @@ def shared_peaks(
     """Run ``function`` forward and backward as a layer that shares weights with other layers of its stage.
 
     Args:
-        function, value, tracker: see :func:`backward_peak_bytes`.
+        function, value, tracker: see :func:`scan_backward`.
         shared: the weights; an earlier layer uses all of them, too.
     """
     return SharedPeaks(
@@ -251,7 +277,7 @@ def passes_last(function: Callable[[Any], Any], value: Any, tracker: LiveTracker
     """Whether a backward makes nothing more once the gradient of a tensor is complete that the layer passes on.
 
     Args:
-        function, value, tracker: see :func:`backward_peak_bytes`.
+        function, value, tracker: see :func:`scan_backward`.
     """
     given = map_tensors(as_leaf, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
@@ -270,26 +296,6 @@ def passes_last(function: Callable[[Any], Any], value: Any, tracker: LiveTracker
     if passed:
         torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
     return bool(complete) and tracker.peak <= complete[0]
-
-
-def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
-    """Run ``function`` forward; return its peak bytes until autograd has saved the last tensor.
-
-    The peak counts from what was alive before the call.
-
-    Args:
-        function, value, tracker: see :func:`backward_peak_bytes`.
-    """
-    before, seen = tracker.live, 0
-    tracker.reset_peak()
-
-    def note(tensor: Tensor) -> Tensor:
-        nonlocal seen
-        seen = tracker.peak - before
-        return tensor.detach()
-
-    _, hooked = run_hooked(lambda: function(enter_graph(map_tensors(as_leaf, value))), note, lambda tensor: tensor)
-    return seen if hooked else tracker.peak - before
 
 
 class _Later(torch.autograd.Function):

@@ -16,17 +16,17 @@ from runner.model.dense_parts import num_bytes_of
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.optim.states.whole_norms import part_of
-from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
+from runner.profile import BoundaryTensor, GradientPeaks, LayerProfile, SharedGradient
 from runner.profiling.backward_scan import (
+    BackwardPeaks,
+    BackwardWatch,
     as_leaf,
-    asking_bytes,
-    backward_peak_bytes,
-    gradient_peaks,
     handed_peaks,
     having_gradients,
+    keeping_peaks,
     passes_last,
+    scan_backward,
     shared_peaks,
-    stopped_forward_bytes,
     whole_backward,
 )
 from runner.profiling.flops import FlopCounter
@@ -60,21 +60,22 @@ def profile_call(
     """
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    of_gradients = gradient_peaks(function, value, tracker, trained) if trained and not shared else None
+    own_gradients = trained if not shared else []
+    keeping = keeping_peaks(function, value, tracker, own_gradients) if own_gradients else None
     with having_gradients(trained):
-        stopped = stopped_forward_bytes(function, value, tracker)
-        chained = backward_peak_bytes(whole_backward, function, value, tracker)
-        asking = [asking_bytes(whole_backward, function, value, tracker, chained=each) for each in (False, True)]
+        chained = scan_backward(whole_backward, function, value, tracker, asks=True, trained=own_gradients)
         given = map_tensors(as_leaf, value)
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
-        peaks = OperatorPeaks(tracker)
-        watch = _WriteWatch(function)
-        output, saved, forward = _forward(watch, given, tracker, peaks)
+        peaks, watch = OperatorPeaks(tracker), BackwardWatch(tracker, own_gradients)
+        writes = _WriteWatch(function)
+        forward = _Forward(writes, given, tracker, peaks, watch if scan.hooked else None)
+        output, saved = forward.output, forward.saved_bytes
         forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
         kept, numbered = _storages(scan, given, output, numbers)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         parts = _SharedGradients(flatten(given)[0], numbers)
-        backward_transient, made, backward = _backward(roots, tracker)
+        alone, made, backward = _backward(roots, tracker, watch)
+        passes = {*map(numbers.of, roots)} & {numbers.of(each) for each in flatten(given)[0] if each.requires_grad}
         own = _own_outputs(given, output, numbers)
         row = LayerProfile(
             name=name,
@@ -82,35 +83,35 @@ def profile_call(
             saved_bytes=saved,
             output_bytes=num_bytes(output),
             forward_transient_bytes=max(0, forward_peak - saved),
-            backward_transient_bytes=backward_transient,
-            forward_flops=forward.total,
+            backward_transient_bytes=alone.peak,
+            forward_flops=forward.flops.total,
             backward_flops=backward.total,
-            forward_exchanges=forward.exchanges(),
+            forward_exchanges=forward.flops.exchanges(),
             backward_exchanges=backward.exchanges(),
-            draws_apart=forward.draws_apart,
+            draws_apart=forward.flops.draws_apart,
             forward_seconds=0.0,
             backward_seconds=0.0,
             saves_input=scan.saves_input,
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
-            recomputation=scan.recomputation(forward.total, second_peaks.__getitem__, numbered),
+            recomputation=scan.recomputation(forward.flops.total, second_peaks.__getitem__, numbered),
             split=split_figures(function, value, tracker, module, backward.total, own, numbers, shared),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
-            writes=tuple(sorted(set(map(numbers.of, watch.written)))),
-            writes_shared=watch.shared,
-            passes_last=passes_last(function, value, tracker),
+            writes=tuple(sorted(set(map(numbers.of, writes.written)))),
+            writes_shared=writes.shared,
+            passes_last=bool(passes) and passes_last(function, value, tracker),
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
-            chained_backward_bytes=chained,
-            gradient_peaks=of_gradients,
+            chained_backward_bytes=chained.peak,
+            gradient_peaks=GradientPeaks(alone.later, chained.later, *keeping) if keeping is not None else None,
             handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
-            asking_bytes=asking[0],
-            chained_asking_bytes=asking[1],
+            asking_bytes=alone.asking,
+            chained_asking_bytes=chained.asking,
             backward_made_bytes=made,
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
-            stopped_forward_bytes=stopped,
+            stopped_forward_bytes=forward.stopped_bytes,
             shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
         )
     return map_tensors(as_leaf, output), row
@@ -224,25 +225,54 @@ def num_bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
 
 
-def _forward(
-    function: Callable[[Any], Any], given: Any, tracker: LiveTracker, peaks: OperatorPeaks
-) -> tuple[Any, int, FlopCounter]:
-    """Return the output, the bytes alive after it, and what has counted its FLOPs; ``peaks`` notes the rest."""
-    base = tracker.live
-    with FlopCounter() as flops, peaks:
-        output = function(enter_graph(given))
-    return output, tracker.live - base, flops
+class _Forward:
+    """Calls a function once.
+
+    Args:
+        function, given: the function and its input.
+        tracker: active.
+        peaks: notes the bytes of operators.
+        watch: sees what autograd saves; None: it refuses to be watched.
+
+    Attributes:
+        output: what the function returned.
+        saved_bytes: the bytes alive after it.
+        stopped_bytes: its peak until autograd has saved the last tensor.
+        flops: what has counted its FLOPs.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        given: Any,
+        tracker: LiveTracker,
+        peaks: OperatorPeaks,
+        watch: BackwardWatch | None,
+    ) -> None:
+        self._peaks, self.stopped_bytes = peaks, 0
+        base = tracker.live
+        with FlopCounter() as self.flops, peaks:
+            if watch is not None:
+                self.output, _ = watch.forward(lambda: function(enter_graph(given)), self._saves)
+            else:
+                self.output = function(enter_graph(given))
+        self.saved_bytes = tracker.live - base
+        if watch is None:
+            self._saves()
+
+    def _saves(self) -> None:
+        self.stopped_bytes = self._peaks.peak_bytes
 
 
-def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, int, FlopCounter]:
-    """Return the peak bytes above what was alive before, those of what is made alone, and the counter of FLOPs."""
+def _backward(
+    roots: Sequence[Tensor], tracker: LiveTracker, watch: BackwardWatch
+) -> tuple[BackwardPeaks, int, FlopCounter]:
+    """Return the bytes above what was alive before, those of what is made alone, and the counter of FLOPs."""
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
-    tracker.reset_peak()
     with FlopCounter() as flops, LiveTracker() as of_backward:
-        if roots:
-            torch.autograd.backward(roots, gradients)
-    return max(0, tracker.peak - before), of_backward.peak, flops
+        peaks = watch.backward(lambda: torch.autograd.backward(roots, gradients) if roots else None, before)
+    return peaks, of_backward.peak, flops
 
 
 def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:

@@ -58,6 +58,7 @@ class ForwardScan:
         read: the storages among the given ones that operators use.
         needed: how many of the operators had run when autograd saved the last tensor; recomputation stops there.
         convolved: the read storages that only convolutions use.
+        hooked: whether what autograd saves could be seen.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class ForwardScan:
     read: set[int] = field(default_factory=set)
     needed: int = 0
     convolved: set[int] = field(default_factory=set)
+    hooked: bool = True
 
     @property
     def saves_output(self) -> bool:
@@ -150,8 +152,8 @@ def _scan(
     base = tracker.live
     tracker.reset_peak()
     with scanner:
-        output, hooked = run_hooked(lambda: function(value), pack, _unpack)
-    if not hooked:
+        output, scan.hooked = run_hooked(lambda: function(value), pack, _unpack)
+    if not scan.hooked:
         made = {scanner.number(leaf): leaf.untyped_storage().nbytes() for leaf in flatten(output)[0]}
         scan.saved, scan.saves_input = {_ONE_PIECE: max(0, tracker.live - base - sum(made.values()))}, True
     scan.peak_bytes = tracker.peak - base

@@ -16,7 +16,7 @@ from runner.model.split.backward import PendingWeights, backward_input, backward
 from runner.model.split.graph import Graph
 from runner.model.split.reasons import kept_in_input, waiting_weights
 from runner.profile import SplitBackward
-from runner.profiling.backward_scan import asking_bytes, backward_peak_bytes, handed_peaks
+from runner.profiling.backward_scan import handed_peaks, scan_backward
 from runner.profiling.flops import FlopCounter
 
 __all__ = ["split_figures"]
@@ -64,6 +64,8 @@ def split_figures(
     made_bytes = _made_by(pending, tracker)
     del pending
     deferred = left - base - needed_gradient - needed_input
+    alone = scan_backward(_everything, function, value, tracker, handed=range(number), asks=True)
+    chained = scan_backward(_everything, function, value, tracker, asks=True)
     figures = SplitBackward(
         deferred,
         needed_input,
@@ -72,15 +74,15 @@ def split_figures(
         waiting_bytes=sum(weight.nbytes for weight in waiting),
         waiting_shared_bytes=sum(weight.nbytes for weight in waiting if any(weight is each for each in shared)),
         inputs=_storages_of(value, needed, numbers) if numbers is not None else None,
-        chained_transient_bytes=backward_peak_bytes(_input_alone, function, value, tracker),
-        beside_output_bytes=backward_peak_bytes(_input_alone, function, value, tracker, keeps_output=True),
-        undivided_bytes=backward_peak_bytes(_everything, function, value, tracker, handed=range(number)),
-        chained_undivided_bytes=backward_peak_bytes(_everything, function, value, tracker),
+        chained_transient_bytes=scan_backward(_input_alone, function, value, tracker).peak,
+        beside_output_bytes=scan_backward(_input_alone, function, value, tracker, keeps_output=True).peak,
+        undivided_bytes=alone.peak,
+        chained_undivided_bytes=chained.peak,
         handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),
         handed_undivided_bytes=handed_peaks(_everything, function, value, tracker, own),
-        asking_bytes=asking_bytes(_everything, function, value, tracker),
+        asking_bytes=alone.asking,
         made_bytes=made_bytes,
-        chained_asking_bytes=asking_bytes(_everything, function, value, tracker, chained=True),
+        chained_asking_bytes=chained.asking,
     )
     if not kept or module is None:
         return figures
