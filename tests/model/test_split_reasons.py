@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from runner.model.live_tracker import LiveTracker
+from runner.model.split.graph import Graph
+from runner.model.split.reasons import kept_in_input
 from runner.plan.split_notes import split_notes
 from runner.profile import ModelProfile, SplitBackward, profile_from_json
 from runner.profiling.split_scan import split_figures
@@ -144,3 +146,22 @@ def test_a_layer_that_keeps_all_in_i_has_no_w_where_seconds_are_estimated() -> N
 def test_a_profile_with_reasons_returns_from_its_file() -> None:
     profile = profile_of([0.4, 0.0])
     assert profile_from_json(profile.to_json()) == profile
+
+
+def test_outputs_and_weights_have_one_order() -> None:
+    """Else the order of W, with its peak, and the names in a plan would differ from one process to the next."""
+    weights = [torch.randn(4, 4, requires_grad=True) for _ in range(16)]
+    seen = set()
+    for _ in range(8):
+        x = torch.randn(2, 4, requires_grad=True)
+        outputs = [x @ weight for weight in weights]
+        made = sum(weight @ weight for weight in weights)
+        product: Tensor = _Product.apply(x, made)  # type: ignore[no-untyped-call, unused-ignore]
+        behind = kept_in_input([product], [x])
+        order = [
+            number for leaf in Graph(outputs).leaves for number, each in enumerate(weights) if each is leaf.variable
+        ]
+        names = [number for kept in behind for number, each in enumerate(weights) if each is kept.weight]
+        seen.add((*order, *names))
+    assert len(seen) == 1
+    assert len({*seen.pop()}) == len(weights)

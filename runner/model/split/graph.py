@@ -36,13 +36,13 @@ class Graph:
         edges: for each node, where its backward sends the gradients that it makes, in order; the node is None where the
             forward's operand required no gradient. Leaves have no edges.
         order: all nodes; those that a node sends gradients to come before it.
-        roots: the nodes of the outputs.
+        roots: the nodes of the outputs, as keys.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         self.edges: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
         self.order: list[Node] = []
-        self.roots = {get_gradient_edge(output).node for output in outputs}
+        self.roots = dict.fromkeys(get_gradient_edge(output).node for output in outputs)  # in the same order each time
         self._enter(self.roots)
 
     def _enter(self, roots: Iterable[Node]) -> None:

@@ -92,10 +92,10 @@ def _num_axes(node: Node, number: int) -> int:
 
 
 def _weights_behind(graph: Graph, node: Node) -> list[Tensor]:
-    todo, seen = [node], {node}
+    todo, seen = [node], {node: None}
     while todo:
-        fresh = set(graph.after(todo.pop())) - seen
-        seen |= fresh
+        fresh = [each for each in graph.after(todo.pop()) if each not in seen]
+        seen |= dict.fromkeys(fresh)
         todo += fresh
     return [each.variable for each in seen if is_leaf(each)]
 
