@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from shard_threads import RankOrder, run_shards
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from runner.model.sharded.group import ShardGroup
@@ -61,11 +64,28 @@ PAIRS = {
 }
 
 
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives the names of the operators that are called in the block."""
+
+    def __enter__(self) -> list[str]:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._seen: list[str] = []
+        return self._seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("degree", [2, 3, 4])
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("dim", DIMS)
-def test_forward_and_backward_are_those_of_plain_torch(name: str, degree: int, dim: int) -> None:
-    """Values and gradients lie in memory in another order than in the tensor, as those of views do."""
+@pytest.mark.parametrize("recorded", [False, True], ids=["past torch.library", "recorded"])
+def test_forward_and_backward_are_those_of_plain_torch(name: str, degree: int, dim: int, recorded: bool) -> None:
+    """Values and gradients lie in memory in another order than in the tensor, as those of views do.
+
+    Where a mode records operators, it sees those of the ranks; else they are called in a shorter way.
+    """
     pair = PAIRS[name]
     leaves = [numbers(12, 24, seed=0 if pair.one_input else rank).requires_grad_() for rank in range(degree)]
     leaves = [leaves[0]] * degree if pair.one_input else leaves
@@ -79,9 +99,12 @@ def test_forward_and_backward_are_those_of_plain_torch(name: str, degree: int, d
 
     def rank(group: ShardGroup, exchange: RankOrder) -> tuple[Tensor, Tensor]:
         leaf = leaves[group.index].detach().clone().requires_grad_()
-        made = pair.operator(leaf.t(), dim, group.name)
-        assert made.is_contiguous()
-        return made.detach(), torch.autograd.grad(made, leaf, factors[group.index])[0]
+        with _Recording() if recorded else nullcontext([]) as seen:  # type: ignore[no-untyped-call]
+            made = pair.operator(leaf.t(), dim, group.name)
+            assert made.is_contiguous()
+            gradient = torch.autograd.grad(made, leaf, factors[group.index])[0]
+        assert sum(each.startswith("runner_shards::") for each in seen) == recorded * (1 if name == "leave" else 2)
+        return made.detach(), gradient
 
     for index, (made, gradient) in enumerate(run_shards(degree, rank)):
         assert torch.equal(made, results[index])
