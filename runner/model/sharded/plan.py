@@ -24,6 +24,7 @@ from runner.model.sharded.adapters import DRAWS, divide_draws, has_adapter, ways
 from runner.model.sharded.experts import are_experts
 from runner.model.sharded.group import ShardGroup
 from runner.model.sharded.slices import PATH, slice_batches
+from runner.model.sharded.transformers_plan import HEADS, completed, divide_heads
 from runner.model.sharded.values import HeldPart, Shard
 from runner.model.sharded.wrap import STYLES, divide, keep_apart, why_not
 from runner.model.traced.operators import Program
@@ -206,6 +207,9 @@ class Division:
             if style in DRAWS:
                 divide_draws(place.module, style, self.group)
                 continue
+            if style == HEADS:
+                divide_heads(place.module, self.group)
+                continue
             divide(place.module, place.name, style, self.group, self.shards)
             if self.logits and place.name == self.logits:
                 self.vocabulary = keep_apart(place.module)
@@ -220,7 +224,7 @@ class Division:
 
     def _places(self, named: Sequence[tuple[str, nn.Module]]) -> Iterator[_Place]:
         for name, module in named:
-            rules = self.rules or rules_of(module, name)
+            rules = self.rules or rules_of(module, name, self.group.degree)
             beside: dict[str, str] = {}  # ways of what is in layers with adapters
             for local, each in module.named_modules(remove_duplicate=False):
                 full = ".".join(part for part in (name, local) if part)
@@ -235,7 +239,7 @@ class Division:
 
     def _problems_of(self, place: _Place) -> Iterator[Problem]:
         style, degree = place.style or "whole", self.group.degree
-        if style in DRAWS:
+        if style in DRAWS or (style == HEADS and place.rules is not None and place.rules.source == _TRANSFORMERS):
             return
         if (kind := style.partition(":")[0]) not in STYLES:
             near = did_you_mean(kind, STYLES)
@@ -308,21 +312,21 @@ def division_of(config: RunConfig, made: Any, shard: int | None) -> Division | N
     group = ShardGroup(degree, shard, shares_entries=keeps_identities(config))
     sliced = tuple(map(str, config.parallelism.batch_sliced or ()))
     if asked is None:
-        return Division(group, rules_of(made), config.parallelism.sequence, sliced)
+        return Division(group, rules_of(made, degree=degree), config.parallelism.sequence, sliced)
     rules = Rules(tuple((str(pattern), way) for pattern, way in asked.items()), _SHARDING)  # a name may be a number
     return Division(group, rules, config.parallelism.sequence, sliced)
 
 
-def rules_of(module: Any, name: str = "") -> Rules | None:
-    """The rules that a model, or a layer, brings itself, for global names, or None."""
+def rules_of(module: Any, name: str = "", degree: int = 1) -> Rules | None:
+    """The rules that a model, or a layer, brings itself, for global names and so many ranks, or None."""
     own = getattr(module, "tensor_plan", None)
     if callable(own):
         prefix = f"{name}." if name else ""
         return Rules(tuple((prefix + pattern, style) for pattern, style in own().items()), "tensor_plan()")
-    return _of_transformers(module, name) if isinstance(module, nn.Module) else None
+    return _of_transformers(module, name, degree) if isinstance(module, nn.Module) else None
 
 
-def _of_transformers(module: nn.Module, name: str) -> Rules | None:
+def _of_transformers(module: nn.Module, name: str, degree: int) -> Rules | None:
     for local, part in module.named_modules():
         base = getattr(getattr(part, "config", None), "base_model_tp_plan", None)
         if not base:
@@ -333,11 +337,12 @@ def _of_transformers(module: nn.Module, name: str) -> Rules | None:
         at = f"{inner}." if inner and hasattr(part, inner) else ""
         found = {**{at + pattern: style for pattern, style in base.items()}, **heads}
         start = f"{prefix}." if prefix else ""
-        translated = [(start + pattern, _translated(style)) for pattern, style in found.items()]
-        if any(style is None for _, style in translated):
+        translated = {pattern: _translated(style) for pattern, style in found.items()}
+        if any(style is None for style in translated.values()):
             return None
         table = _table_of_ids(part)
-        known = [(pattern, style) for pattern, style in translated if style]
+        ways = completed(part, {pattern: style for pattern, style in translated.items() if style}, degree)
+        known = [(start + pattern, style) for pattern, style in ways.items()]
         known += [(start + table, "embedding")] if table is not None else []
         return Rules(tuple(known), _TRANSFORMERS)
     return None

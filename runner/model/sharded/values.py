@@ -23,6 +23,7 @@ class Shard:
         whole: the weight's shape.
         pieces: how many blocks lie one behind the other along ``dim``, each of which is divided: a weight that makes
             query, key and value has three.
+        blocks: the lengths of these blocks in the weight, where they are not all of one length.
         padding: rows of zeros that the last part has beyond the weight, so that all parts are of one length. No file
             holds them.
     """
@@ -33,11 +34,14 @@ class Shard:
     whole: tuple[int, ...]
     pieces: int = 1
     padding: int = 0
+    blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         length = self.whole[self.dim] + self.padding
         if length % (self.degree * self.pieces) or (self.padding and self.pieces > 1):
             raise ValueError(f"{length} rows in {self.pieces} pieces cannot be divided among {self.degree} ranks")
+        if self.blocks and (sum(self.blocks) != length or any(each % self.degree for each in self.blocks)):
+            raise ValueError(f"{length} rows in blocks of {self.blocks} cannot be divided among {self.degree} ranks")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,11 +64,11 @@ class Shard:
     @property
     def is_plain(self) -> bool:
         """Whether the parts, one behind the other, are the weight."""
-        return self.pieces == 1 and not self.padding
+        return self.pieces == 1 and not self.padding and not self.blocks
 
     def cut(self, whole: Tensor) -> Tensor:
         """A copy of this part of a tensor of the weight's shape."""
-        pieces = self._padded(whole).chunk(self.pieces, self.dim)
+        pieces = self._in_pieces(self._padded(whole), self.blocks)
         blocks = [piece.chunk(self.degree, self.dim)[self.index] for piece in pieces]
         if len(blocks) > 1:
             return torch.cat(blocks, self.dim)
@@ -72,9 +76,13 @@ class Shard:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole of the parts of all ranks, in their order."""
-        pieces = [part.chunk(self.pieces, self.dim) for part in parts]
-        whole = torch.cat([own[at] for at in range(self.pieces) for own in pieces], self.dim)
+        blocks = tuple(each // self.degree for each in self.blocks)
+        pieces = [self._in_pieces(part, blocks) for part in parts]
+        whole = torch.cat([block for own in zip(*pieces, strict=True) for block in own], self.dim)
         return whole.narrow(self.dim, 0, self.whole[self.dim])
+
+    def _in_pieces(self, value: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return torch.split(value, list(blocks), self.dim) if blocks else value.chunk(self.pieces, self.dim)
 
     def _padded(self, whole: Tensor) -> Tensor:
         if not self.padding:

@@ -23,6 +23,9 @@ from runner.model.sharded.vocabulary import own_padding_index, vocabulary_embedd
 
 __all__ = ["STYLES", "ShardedModule", "become", "divide", "keep_apart", "why_not"]
 
+Pieces = int | tuple[int, ...]
+"""How many maps of one length lie one behind the other in a weight, or how their lengths are to each other."""
+
 
 class ShardedModule:
     """What divided modules have in common."""
@@ -181,14 +184,24 @@ def why_not(module: nn.Module, style: str, degree: int) -> str | None:
     if problem is not None:
         return problem
     dim = _column_dim(module) if name != "row" and name != "row_whole_input" else 1 - _column_dim(module)
-    size, pieces = _length(module, dim), int(number or 1)
+    size, pieces = _length(module, dim), _pieces(number)
     if name == "column_gathered" and not isinstance(module, _CONVOLUTIONS):
         return None if size >= degree else f"It has {size} output features"
+    if isinstance(pieces, tuple):
+        parts = ":".join(map(str, pieces))
+        divides = size % sum(pieces) == 0 and not any(size // sum(pieces) * each % degree for each in pieces)
+        return None if divides else f"Its {size} output features, as {parts}, cannot be divided by {degree}"
     if size % (degree * pieces):
         side = "output" if dim == _column_dim(module) else "input"
         parts = f"{pieces} x {degree}" if pieces > 1 else str(degree)
         return f"Its {size} {side} features cannot be divided by {parts}"
     return None
+
+
+def _pieces(number: str) -> Pieces:
+    """What a way says behind its name: how many maps are in one weight, or how their lengths are to each other."""
+    lengths = tuple(int(each) for each in number.split(":") if each)
+    return lengths if len(lengths) > 1 else next(iter(lengths), 1)
 
 
 def divide(module: nn.Module, name: str, style: str, group: ShardGroup, shards: dict[str, Shard]) -> None:
@@ -208,7 +221,7 @@ def divide(module: nn.Module, name: str, style: str, group: ShardGroup, shards: 
         shards |= {f"{name}.{local}": shard for local, shard in known.items() if shard is not None}
         return
     kind, _, number = style.partition(":")
-    STYLES[kind](module, name, int(number or 1), group, shards)
+    STYLES[kind](module, name, _pieces(number), group, shards)
 
 
 def keep_apart(module: nn.Module) -> int:
@@ -228,13 +241,15 @@ def become(module: nn.Module, mixin: type, group: ShardGroup) -> Any:
 
 
 def _cut(
-    module: nn.Module, local: str, name: str, dim: int, pieces: int, group: ShardGroup, shards: dict[str, Shard],
+    module: nn.Module, local: str, name: str, dim: int, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard],
     padding: int = 0,
 ) -> Shard:  # fmt: skip
     parameter: Any = module._parameters[local]
     known: Shard | None = getattr(parameter, "shard", None)
     if known is None:
-        known = Shard(dim, group.index, group.degree, tuple(parameter.shape), pieces, padding)
+        shape, count = tuple(parameter.shape), 1 if isinstance(pieces, tuple) else pieces
+        blocks = tuple(shape[dim] // sum(pieces) * each for each in pieces) if isinstance(pieces, tuple) else ()
+        known = Shard(dim, group.index, group.degree, shape, count, padding, blocks)
         with torch.no_grad():
             parameter.data = known.cut(parameter.data)
         parameter.shard = known
@@ -243,7 +258,7 @@ def _cut(
 
 
 def _column(
-    module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard], *, gathered: bool = False
+    module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard], *, gathered: bool = False
 ) -> None:
     dim = _column_dim(module)
     features = _length(module, dim)
@@ -255,12 +270,12 @@ def _column(
     setattr(made, _size_names(module)[1], made.weight.shape[dim])
 
 
-def _gathered_column(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _gathered_column(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     _column(module, name, pieces, group, shards, gathered=True)
 
 
 def _row(
-    module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard], *, entered: bool = False
+    module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard], *, entered: bool = False
 ) -> None:
     dim, made = 1 - _column_dim(module), become(module, _Row, group)
     _cut(module, "weight", name, dim, pieces, group, shards)
@@ -268,11 +283,11 @@ def _row(
     setattr(made, _size_names(module)[0], made.weight.shape[dim])
 
 
-def _entering_row(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _entering_row(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     _row(module, name, pieces, group, shards, entered=True)
 
 
-def _embedding(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _embedding(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     made = become(module, _Embedding, group)
     rows = _length(module, 0)
     shard = _cut(module, "weight", name, 0, 1, group, shards, padding=-rows % group.degree)
@@ -280,21 +295,21 @@ def _embedding(module: nn.Module, name: str, pieces: int, group: ShardGroup, sha
     made.padding_idx = own_padding_index(made.padding_idx, made.weight, group.name)
 
 
-def _partial(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _partial(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     become(module, _Partial, group)
 
 
-def _experts(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _experts(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     become(module, _Experts, group)
     for local, (dim, blocks) in CUTS.items():
         _cut(module, local, name, dim, blocks, group, shards)
 
 
-def _whole(module: nn.Module, name: str, pieces: int, group: ShardGroup, shards: dict[str, Shard]) -> None:
+def _whole(module: nn.Module, name: str, pieces: Pieces, group: ShardGroup, shards: dict[str, Shard]) -> None:
     """Leave a module as it is."""
 
 
-STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]], None]] = {
+STYLES: Mapping[str, Callable[[nn.Module, str, Pieces, ShardGroup, dict[str, Shard]], None]] = {
     "column": _column,
     "packed_column": _column,
     "column_gathered": _gathered_column,
@@ -309,7 +324,8 @@ STYLES: Mapping[str, Callable[[nn.Module, str, int, ShardGroup, dict[str, Shard]
 
 ``column``: each rank makes some of the output features of a linear map or of a convolution, whose features are its
 channels; ``packed_column:N``: the same for N maps that lie
-one behind the other in one weight. ``row``: each rank reads some of the input features, and the ranks sum.
+one behind the other in one weight; ``packed_column:4:2:2``: for maps whose lengths are to each other as 4 to 2 to 2.
+``row``: each rank reads some of the input features, and the ranks sum.
 ``embedding``: each rank has some of the rows. ``column_gathered`` and ``row_whole_input`` are for neighbours that are
 whole. ``partial``: whole, and used on this rank's own part, as a norm of each head is: the ranks' gradients are summed.
 ``experts``: all experts of a mixture in two weights, of each of which each rank has some of the hidden features.
