@@ -27,11 +27,11 @@ from runner.model.sharded.plan import Division
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.tensor.frameworks import frameworks
 
-__all__ = ["compare", "measured"]
+__all__ = ["RULES", "Block", "compare", "measured"]
 
 _WARM, _HEAD = 2, 32
 _ALONE = "runner, without exchanges"  # what its products and operators cost; it learns nothing
-_RULES = {"query": "column", "key": "column", "value": "column", "out": "row", "up": "column", "down": "row"}
+RULES = {"query": "column", "key": "column", "value": "column", "out": "row", "up": "column", "down": "row"}
 
 
 class Block(nn.Module):
@@ -46,7 +46,7 @@ class Block(nn.Module):
     @staticmethod
     def tensor_plan() -> dict[str, str]:
         """How the runner divides the block."""
-        return _RULES
+        return RULES
 
     def forward(self, hidden: Tensor) -> Tensor:
         given = self.norm(hidden)
@@ -69,7 +69,7 @@ def measured(sizes: dict[str, int]) -> list[dict[str, Any]]:
     model = nn.Sequential(*(Block(sizes["width"]) for _ in range(sizes["layers"])))
     batch = torch.randn(sizes["samples"], sizes["tokens"], sizes["width"])
     contestants = {"whole": copy.deepcopy(model), "runner": _by_runner(model), "DTensor": _by_dtensor(model)}
-    contestants |= {name: divide(model, _RULES) for name, divide in frameworks().items()}
+    contestants |= {name: divide(model, RULES) for name, divide in frameworks().items()}
     expected = _first_gradient(contestants["whole"], batch)
     off = {
         name: float((_first_gradient(each, batch) - expected).abs().max() / expected.abs().max())
@@ -111,7 +111,7 @@ def _by_dtensor(model: nn.Module) -> nn.Module:
     own, mesh = copy.deepcopy(model), init_device_mesh("cpu", (dist.get_world_size(),))
     styles = {"column": ColwiseParallel, "row": RowwiseParallel}
     for block in own.children():
-        parallelize_module(block, mesh, {name: styles[way]() for name, way in _RULES.items()})
+        parallelize_module(block, mesh, {name: styles[way]() for name, way in RULES.items()})
     return own
 
 
