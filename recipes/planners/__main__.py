@@ -19,6 +19,8 @@ from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import LAYERS, halves
 from runner.recipes.planners.halves import lines as halved_lines
 from runner.recipes.planners.measured import SECONDS, asleep, measure
+from runner.recipes.planners.nodes import lines as nodes_lines
+from runner.recipes.planners.nodes import nodes
 from runner.recipes.planners.policy import lines as policy_lines
 from runner.recipes.planners.table4 import lines
 from runner.recipes.planners.unlike import compared as unlike
@@ -46,11 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     halved = list(halved_lines(_measured(asked.out / "halves", halves, LAYERS, measured=asked.measure)))
     learned = list(policy_lines())
     by_device = list(unlike_lines(unlike(asked.out / "unlike") if asked.measure else ()))
-    print(
-        "\n".join(
-            [*markdown(rows), "", *measured_lines(slept), "", *halved, "", *by_device, "", *learned, "", *lines()]
-        )
-    )
+    by_node = list(nodes_lines(nodes(asked.out / "nodes") if asked.measure else ()))
+    blocks = markdown(rows), measured_lines(slept), halved, by_device, by_node, learned, lines()
+    print("\n\n".join("\n".join(block) for block in blocks))
     if asked.write_readme:
         figure = draw(_PAGE / "planners.svg", rows)
         picture = f"![steps of the planners' layouts, over those of joint]({figure.name})"
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replace_block(_PAGE / "README.md", "halved", "\n".join(halved))
         if asked.measure:
             replace_block(_PAGE / "README.md", "unlike", "\n".join(by_device))
+            replace_block(_PAGE / "README.md", "nodes", "\n".join(by_node))
         replace_block(_PAGE / "README.md", "learned", "\n".join(learned))
         replace_block(_PAGE / "README.md", "decides", "\n".join(lines()))
 

@@ -51,21 +51,24 @@ class _Slept(torch.autograd.Function):
 
 
 class Sleep(nn.Module):
-    """A product of [samples, 8] that sleeps: ``seconds`` for each sample in a forward, twice that in a backward."""
+    """A product of [samples, 8] that sleeps: ``seconds`` for each sample in a forward, twice that in a backward.
 
-    def __init__(self, seconds: float) -> None:
+    With a ``width``, it is two products, by way of so many numbers: weights without large messages.
+    """
+
+    def __init__(self, seconds: float, width: int = 0) -> None:
         super().__init__()
         self.seconds = seconds
-        self.product = nn.Linear(8, 8)
+        self.product = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)) if width else nn.Linear(8, 8)
 
     def forward(self, value: Tensor) -> Tensor:
         slept: Tensor = _Slept.apply(self.product(value), self.seconds * len(value))  # type: ignore[no-untyped-call, unused-ignore]
         return slept
 
 
-def sleeping(seconds: Sequence[float]) -> nn.Sequential:
-    """A layer for each number of seconds."""
-    return nn.Sequential(*(Sleep(each) for each in seconds))
+def sleeping(seconds: Sequence[float], width: int = 0) -> nn.Sequential:
+    """A layer for each number of seconds; see :class:`Sleep`."""
+    return nn.Sequential(*(Sleep(each, width) for each in seconds))
 
 
 def numbers(samples: int = 64) -> TensorDataset:

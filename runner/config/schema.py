@@ -529,6 +529,7 @@ class TransportConfig:
 
     delay_seconds: float = 0.0  # added to every message
     bytes_per_second: float | None = None  # bandwidth of a link in one direction; null = not limited
+    emulate_links: bool = False  # a message also takes what its class of hardware.links does, if all its ranks send
 
 
 @dataclass

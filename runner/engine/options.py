@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class EngineOptions:
         twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
+        link_between: delay and speed from one rank to another, instead of these two; None: all links are alike.
         speeds: how fast each pipeline rank computes, in parts of its real speed, for experiments; empty: as it is.
         offload_delay_seconds: delay that is added to every move of activations to the host or back, for experiments.
         offload_drive: folder of a drive in whose files moved activations or weights lie; None: they are in host memory.
@@ -70,6 +72,7 @@ class EngineOptions:
     twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None
+    link_between: Callable[[int, int], tuple[float, float | None]] | None = None
     speeds: tuple[float, ...] = ()
     offload_delay_seconds: float = 0.0
     offload_bytes_per_second: float | None = None

@@ -51,9 +51,9 @@ def make_transport(
     if through_host and device.type != "cpu":
         transport = StagedTransport(transport, device)
     delay, speed = options.link_delay_seconds, options.link_bytes_per_second
-    if not delay and speed is None:
+    if not delay and speed is None and options.link_between is None:
         return transport
-    return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)
+    return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed, between=options.link_between)
 
 
 def _groups(topology: Topology, ties: Sequence[Tie], partition: Partition) -> list[tuple[int, ...]]:

@@ -29,6 +29,7 @@ from runner.model.seeds import seeded
 from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
+from runner.plan.time.network import network_of
 from runner.plan.time.tensor import scatters
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
@@ -237,6 +238,7 @@ def make_strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> Engi
         tensor_sums=config.parallelism.tensor_sums,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
+        link_between=network_of(config).emulated if config.transport.emulate_links else None,
         speeds=tuple(each.speed for each in plan.devices) if device_type(config) == "cpu" else (),
         offload_delay_seconds=config.offload.delay_seconds,
         offload_bytes_per_second=config.offload.bytes_per_second,

@@ -82,7 +82,7 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.free": ["pipeline"]},
     {"parallelism.name": "auto", "parallelism.free": ["pipeline"], "planner.name": "dapple"},
     {"parallelism.name": "auto", "parallelism.free": ["depth"]},
-    {"planner.name": "dapple"}, {"planner.name": "nobody"},
+    {"planner.name": "dapple"}, {"planner.name": "nobody"}, {"transport.emulate_links": True},
     {"planner.form": "repository"}, {"planner.name": "pipedream", "planner.form": "sum"},
     {"kernels.attention": "quick"}, {"kernels.attention": "fused", "compile": True},
     {"kernels.norm": "quick"}, {"kernels.elementwise": "quick"}, {"kernels.loss": "quick"},

@@ -71,6 +71,29 @@ def test_each_direction_and_peer_is_a_link_of_its_own(monkeypatch: pytest.Monkey
     assert clock.slept == {f"link to rank {peer}": pytest.approx([1.15, 1.15]) for peer in range(3)}
 
 
+def test_links_may_differ_and_a_ring_is_as_slow_as_its_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two ranks: 400 bytes take 0.1 s within and 1.2 s between; a sum has 6 messages of 100 in turn."""
+    clock = Clock(monkeypatch)
+
+    def between(rank: int, peer: int) -> tuple[float, float | None]:
+        return (0.0, 4000.0) if rank // 2 == peer // 2 else (0.2, 400.0)
+
+    def rank(inner: ThreadTransport) -> None:
+        transport = DelayedTransport(inner, between=between)
+        transport.all_reduce(torch.ones(100), (0, 1, 2, 3)).wait()
+        assert transport.rank or clock.slept[threading.current_thread().name] == pytest.approx(
+            [6 * 100 / 400 + 6 * 0.2]
+        )
+        transport = DelayedTransport(inner, between=between)
+        for peer in (transport.rank ^ 1, transport.rank ^ 2):
+            transport.send(torch.ones(100), peer, Channel.GRADIENT)
+            transport.receive(torch.empty(100), peer, Channel.GRADIENT).wait()
+
+    run_ranks(4, rank)
+    carried = [each for name, each in clock.slept.items() if name.startswith("link")]
+    assert [sorted(each) == pytest.approx([0.1, 1.2]) for each in carried] == [True] * 4
+
+
 def test_sums_and_gatherings_take_their_rings_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """400 bytes over 2 ranks at 4000 bytes a second: 0.1 s and two delays to sum, 0.1 s and one to gather, in turn."""
     clock = Clock(monkeypatch)

@@ -15,7 +15,7 @@ from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
 from runner.recipes import planners
-from runner.recipes.planners import graphs, unlike
+from runner.recipes.planners import graphs, nodes, unlike
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import FORWARD, formula, halves
@@ -107,6 +107,27 @@ def test_the_page_has_devices_of_unlike_speed_beside_even_stages(monkeypatch: py
         " 2.00 times ",
         " 2.00 times ",
     ] * 2
+
+
+def test_the_page_has_two_nodes_with_a_slow_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search takes the pipeline across nodes and replicas inside, and layers weigh what it is told."""
+    asked = list[list[str]]()
+
+    def noted(folder: Path, *words: str) -> SimpleNamespace:
+        asked.append([*words])
+        return SimpleNamespace(record={"step_seconds": {"predicted": 1.0, "median": float(len(asked))}})
+
+    monkeypatch.setattr(nodes, "train", noted)
+    rows = nodes.nodes(Path("runs"))
+    configs = [resolve(words) for words in asked]
+    assert not any(rules(config) for config in configs)
+    degrees = [(each.parallelism.pipeline, each.parallelism.data, each.parallelism.order) for each in configs]
+    assert degrees == [(2, 2, None), (2, 2, "pipeline_inside"), (1, 4, None), (4, 1, None)]
+    assert list(nodes.lines(rows))[3].endswith("| 1.000 s | 2.000 s | 2.00 times |")
+    layers = sleeping(nodes.LAYERS, nodes.WIDTH)
+    weights = [4.0 * sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+    assert weights == list(nodes.asked().divisions[0].weight)
+    assert layers(torch.zeros(0, 8)).shape == (0, 8)
 
 
 def test_pages_are_made_of_rows(tmp_path: Path) -> None:

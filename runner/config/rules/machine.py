@@ -109,6 +109,13 @@ MACHINE: Table[RunConfig] = Table(
         not_negative("hardware.link_latency_seconds"),
         not_negative("transport.delay_seconds"),
         positive("transport.bytes_per_second", "1e9"),
+        Row(
+            "transport.emulate_links",
+            lambda c: c.transport.emulate_links and not c.hardware.links,
+            "must be false without hardware.links",
+            "Its classes are the links that are emulated",
+            fix="transport.emulate_links=false",
+        ),
         *(not_negative(f"cost.{key}") for key in _COSTS),
         Row(
             "cost.F",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -21,25 +22,34 @@ class DelayedTransport(TransportAround):
 
     Messages to one peer share a link: each occupies it, after earlier messages, for a time in proportion to its length,
     and then takes the delay. A thread for each peer waits; the rank does not. A sum or gathering occupies the link to
-    the group's next rank with all that a ring of R ranks sends, and takes the delay 2 (R - 1) or R - 1 times.
+    the group's next rank with all that a ring of R ranks sends, and takes the delay 2 (R - 1) or R - 1 times; the
+    slowest link of the ring is that of all.
 
     Args:
         inner: the transport that sends the messages.
         delay_seconds: the delay from one end of a link to the other.
         bytes_per_second: the speed of a link in one direction; None: it is not limited.
+        between: both of these for the link from one rank to another; None: all links are alike.
     """
 
-    def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
+    def __init__(
+        self,
+        inner: Transport,
+        *,
+        delay_seconds: float = 0.0,
+        bytes_per_second: float | None = None,
+        between: Callable[[int, int], tuple[float, float | None]] | None = None,
+    ) -> None:
         super().__init__(inner)
-        self._delay = delay_seconds
-        self._speed = bytes_per_second
+        self._between = between or (lambda rank, peer: (delay_seconds, bytes_per_second))
         self._free_at: dict[int, float] = defaultdict(float)
         self._links: dict[int, BackgroundThread[_Departure]] = {}
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
-        length = tensor.numel() * tensor.element_size() / self._speed if self._speed else 0.0
+        delay, speed = self._between(self.rank, peer)
+        length = tensor.numel() * tensor.element_size() / speed if speed else 0.0
         self._free_at[peer] = max(self._free_at[peer], time.perf_counter()) + length
-        departure = _Departure(tensor, channel, self._free_at[peer] + self._delay)
+        departure = _Departure(tensor, channel, self._free_at[peer] + delay)
         if peer not in self._links:
             self._links[peer] = BackgroundThread(partial(self._carry, peer), f"link to rank {peer}")
         self._links[peer].put(departure)
@@ -58,9 +68,10 @@ class DelayedTransport(TransportAround):
     def _around(self, group: Sequence[int], num_bytes: float, messages: int) -> float:
         """Occupy the link to the next rank of a ring; the moment at which its messages have all arrived."""
         following = group[(group.index(self.rank) + 1) % len(group)]
-        length = num_bytes / self._speed if self._speed else 0.0
+        links = [self._between(*pair) for pair in pairwise((*group, group[0])) if len(group) > 1]
+        length = num_bytes * max((1 / speed for _, speed in links if speed), default=0.0)
         self._free_at[following] = max(self._free_at[following], time.perf_counter()) + length
-        return self._free_at[following] + messages * self._delay
+        return self._free_at[following] + messages * max((delay for delay, _ in links), default=0.0)
 
     def _carry(self, peer: int, departure: _Departure) -> None:
         time.sleep(max(0.0, departure.due - time.perf_counter()))

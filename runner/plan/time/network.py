@@ -81,6 +81,12 @@ class Network:
             for part in range(tensor)
         )
 
+    def emulated(self, rank: int, other: int) -> tuple[float, float | None]:
+        """Seconds of latency and bytes per second from one rank to another, if all that share the link send."""
+        at = self._class_of(rank, other)
+        link = self._link(at, self._sharing(at) or 1)
+        return link.latency_seconds, link.bytes_per_second
+
     def _ranks(self, place: int, data: int, tensor: int) -> list[int]:
         """The first rank of each replica at a place in the pipeline."""
         if self.pipeline is None:
