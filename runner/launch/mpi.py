@@ -120,6 +120,10 @@ def complete_rank(environment: MutableMapping[str, str]) -> bool:
             raise_problems(
                 [Problem(name, environment[name], rule, why, f"env -u {name} runner … for a run of its own")]
             )
+    local, world = (_number(environment, name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if local > world:
+        rule, why = "must be at most WORLD_SIZE", f"WORLD_SIZE is {world}"
+        raise_problems([Problem("LOCAL_WORLD_SIZE", local, rule, why, "env -u RANK runner … for a run of its own")])
     environment[MEETING_VARIABLE] = BY_VARIABLES
     return True
 

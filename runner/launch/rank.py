@@ -176,7 +176,8 @@ def _check_interface() -> None:
     for name in names.split(","):
         if name and name not in known:
             why = f"This machine has {', '.join(known)}"
-            fix = f"GLOO_SOCKET_IFNAME={known[0]}" if known else ""
+            others = [each for each in known if not each.startswith("lo")]  # ranks of other machines do not hear on it
+            fix = f"GLOO_SOCKET_IFNAME={(others or known)[0]}" if known else ""
             raise_problems([Problem("GLOO_SOCKET_IFNAME", name, "must be a network interface", why, fix)])
 
 

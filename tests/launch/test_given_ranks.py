@@ -41,6 +41,7 @@ def test_what_makes_a_process_a_rank() -> None:
         (RANK | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE = null: must be set"),
         (RANK | PLACE | {"RANK": "2"}, "RANK = 2: must be at least 0 and below WORLD_SIZE. WORLD_SIZE is 2"),
         (RANK | PLACE | {"LOCAL_RANK": "2"}, "LOCAL_RANK = 2: must be at least 0 and below LOCAL_WORLD_SIZE"),
+        (RANK | PLACE | {"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE = 9: must be at most WORLD_SIZE"),
         (RANK | PLACE | {"MASTER_PORT": "tcp://10.0.0.1:23456"}, "MASTER_PORT = tcp://10.0.0.1:23456: must be a whole"),
         (RANK | PLACE | {"WORLD_SIZE": "two"}, "WORLD_SIZE = two: must be a whole number"),
     ],
