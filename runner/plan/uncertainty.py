@@ -35,6 +35,7 @@ def least_gain(config: RunConfig, cores: int | None, *, accelerated: bool) -> fl
 
 _ESTIMATED = 0.4  # of seconds from FLOPs: kernels reach more or less of a device's peak than is assumed
 _ENGINE_SECONDS = 5e-3  # the most that rehearsals of small models on a CPU took for an action beside its layers
+_LOOP_SECONDS = 5e-3  # the most that Lightning's loop, with loggers and callbacks, took there around a step
 
 
 def expected_seconds(
@@ -43,7 +44,8 @@ def expected_seconds(
     """Between which seconds a step is expected that was predicted without a rehearsal.
 
     Measured layers vary by what their repeats did and by what other work took meanwhile; ranks that compute together
-    change each other's seconds by about :func:`least_gain`. The engine's own time is not in the prediction of a CPU.
+    change each other's seconds by about :func:`least_gain`. The engine's own time is not in the prediction of a CPU, nor
+    is that of the loop around a step.
 
     Args:
         seconds: the prediction.
@@ -55,5 +57,5 @@ def expected_seconds(
     if profile.seconds_source == "estimated":
         return seconds * (1 - _ESTIMATED), seconds * (1 + _ESTIMATED)
     share = hypot(profile.spread, profile.busy_share, gain)
-    engine = 0.0 if accelerated else actions * _ENGINE_SECONDS
+    engine = 0.0 if accelerated else actions * _ENGINE_SECONDS + _LOOP_SECONDS
     return seconds / (1 + share), seconds * (1 + share) + engine
