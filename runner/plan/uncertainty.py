@@ -44,8 +44,8 @@ def expected_seconds(
     """Between which seconds a step is expected that was predicted without a rehearsal.
 
     Measured layers vary by what their repeats did and by what other work took meanwhile; ranks that compute together
-    change each other's seconds by about :func:`least_gain`. The engine's own time is not in the prediction of a CPU, nor
-    is that of the loop around a step.
+    change each other's seconds by about :func:`least_gain`. Neither the engine's own time nor that of the loop around a
+    step is in the prediction of a CPU.
 
     Args:
         seconds: the prediction.
