@@ -48,9 +48,6 @@ __all__ = [
     "timed_first_batch",
 ]
 
-_LONG = 1.0
-"""Seconds of a batch that is not made once more to be timed."""
-
 
 @dataclass(frozen=True)
 class StepNumbers:
@@ -356,16 +353,9 @@ def first_batch(loader: DataLoader[Any]) -> StepBatch:
 def timed_first_batch(loader: DataLoader[Any]) -> tuple[StepBatch, float]:
     """The loader's next batch as :func:`first_batch`, and the seconds for which a step will wait for one.
 
-    A batch of samples that can be read again is made twice, as the first one warms up what it reads. What workers make,
-    they make while steps before it are taken.
+    It is made once, so that a generator of the dataset's own is as far on all ranks. What workers make, they make while
+    steps before it are taken.
     """
     begun = time.perf_counter()
     batch = first_batch(loader)
-    seconds = time.perf_counter() - begun
-    if loader.num_workers:
-        return batch, 0.0
-    if loader.batch_sampler is not None and seconds < _LONG:
-        begun = time.perf_counter()
-        first_batch(loader)
-        seconds = time.perf_counter() - begun
-    return batch, seconds
+    return batch, 0.0 if loader.num_workers else time.perf_counter() - begun
