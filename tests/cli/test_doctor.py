@@ -132,10 +132,14 @@ def test_a_line_is_fitted_to_what_messages_took() -> None:
     line = Link(noisy.latency_seconds, noisy.bytes_per_second)
     assert all(line.seconds(size) == pytest.approx(2e-5 + size / 3e9, rel=0.1) for size in held_out)
     assert noisy.residual == pytest.approx(0.05, rel=0.1)
+    assert told.left_out == pytest.approx(0.0, abs=1e-9)
+    assert noisy.left_out == pytest.approx(1 - 0.95 / 1.05, rel=0.1)  # the others are all too short
+    assert "10% off at sizes that are left out)" in noisy.told()
     late = fit_link([(8, 3e-5), *((size, 2e-5 + size / 3e9) for size in sizes[1:])])
     assert late.holds_from_bytes is not None
     assert late.holds_from_bytes > 8
-    assert fit_link([(8, 1.0), (16, 3.0), (32, 9.0)]).latency_seconds == 0.0  # a line would begin below 0
+    below = fit_link([(8, 1.0), (16, 3.0), (32, 9.0)])  # a line would begin below 0
+    assert (below.latency_seconds, below.left_out) == (0.0, None)
 
 
 def test_a_collective_that_is_wrong_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

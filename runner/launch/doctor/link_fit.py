@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from runner.config.units import format_bytes, format_seconds
 
 __all__ = ["WITHIN", "LinkFit", "fit_link"]
+
+_FEWEST = 4  # sizes of which some can be left out
 
 WITHIN = 0.1
 """The share of the measured seconds within which a fit is said to hold."""
@@ -28,6 +31,8 @@ class LinkFit:
         residual: root of the mean square of (fitted - measured) / measured.
         holds_from_bytes: the least measured size from which on all are within ``WITHIN``; None: not even the last.
         sizes: the number of sizes.
+        left_out: median of abs(fitted - measured) / measured of every second size, by the line through the others;
+            None: fewer than four sizes were measured.
     """
 
     latency_seconds: float
@@ -35,6 +40,7 @@ class LinkFit:
     residual: float
     holds_from_bytes: int | None
     sizes: int
+    left_out: float | None = None
 
     def to_json(self) -> dict[str, float | int | None]:
         """The fit as it stands in the file of measured links."""
@@ -46,7 +52,8 @@ class LinkFit:
         held = f"not within {WITHIN:.0%} even at the largest"
         if self.holds_from_bytes is not None:
             held = f"within {WITHIN:.0%} from {format_bytes(self.holds_from_bytes)} on"
-        return f"{line} ({self.residual:.0%} off, root mean square over {self.sizes} sizes, {held})"
+        apart = f"; {self.left_out:.0%} off at sizes that are left out" if self.left_out is not None else ""
+        return f"{line} ({self.residual:.0%} off, root mean square over {self.sizes} sizes, {held}{apart})"
 
     def as_override(self, name: str = "link") -> str:
         """The value of ``hardware.links`` that says the same of all ranks."""
@@ -62,6 +69,29 @@ def fit_link(seconds: Sequence[tuple[int, float]], *, messages: int = 1, share: 
         messages: how many messages wait for one another in what was measured; more than one in a ring's collective.
         share: bytes that each rank's link carries for each byte of the size.
     """
+    constant, slope = _line(seconds)
+    errors = _errors(seconds, constant, slope)
+    holds = None
+    for (size, _), error in reversed(list(zip(seconds, errors, strict=True))):
+        if abs(error) > WITHIN:
+            break
+        holds = size
+    residual = math.sqrt(sum(error * error for error in errors) / len(errors))
+    apart = None
+    if len(seconds) >= _FEWEST:
+        left_out = seconds[1:-1:2]
+        others = [each for each in seconds if each not in left_out]
+        apart = median(map(abs, _errors(left_out, *_line(others))))
+    return LinkFit(constant / messages, share / slope, residual, holds, len(seconds), apart)
+
+
+def _errors(seconds: Sequence[tuple[int, float]], constant: float, slope: float) -> list[float]:
+    """The relative error of a line at each size."""
+    return [(constant + slope * size) / taken - 1 for size, taken in seconds]
+
+
+def _line(seconds: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds of no byte and of each byte, by least squares of relative errors."""
     largest = seconds[-1][0]
     rows = [(1 / taken, size / largest / taken) for size, taken in seconds]
     ones, sizes = sum(one for one, _ in rows), sum(size for _, size in rows)
@@ -73,11 +103,4 @@ def fit_link(seconds: Sequence[tuple[int, float]], *, messages: int = 1, share: 
         free = (ones * squares[1] - sizes * both) / determinant, (sizes * squares[0] - ones * both) / determinant
         if free[0] >= 0 and free[1] > 0:
             constant, slope = free
-    errors = [constant * one + slope * size - 1 for one, size in rows]
-    holds = None
-    for (size, _), error in reversed(list(zip(seconds, errors, strict=True))):
-        if abs(error) > WITHIN:
-            break
-        holds = size
-    residual = math.sqrt(sum(error * error for error in errors) / len(errors))
-    return LinkFit(constant / messages, share * largest / slope, residual, holds, len(seconds))
+    return constant, slope / largest
