@@ -334,8 +334,8 @@ def _own_tensors(value: Any) -> Any:
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of all tensors in ``value``."""
+    """Bytes of all tensors in ``value``, without step counters, which have no axis."""
     if isinstance(value, Tensor):
-        return value.nbytes
+        return value.nbytes if value.dim() else 0
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return sum(num_bytes(one) for one in parts)

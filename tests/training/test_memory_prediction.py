@@ -17,6 +17,9 @@ CASES = {
         "model=mlp", "model.kwargs.inputs=1024", "data.kwargs.inputs=1024", "data.batch_size=256", "optimizer=sgd",
         "schedule.microbatches=4", "precision=bf16",
     ),
+    "copies from which checkpoints are written": (
+        "model=mlp", "schedule.microbatches=4", "checkpoint=asynchronous", "checkpoint.every=1",
+    ),
 }  # fmt: skip
 
 
