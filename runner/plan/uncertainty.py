@@ -44,8 +44,8 @@ def expected_seconds(
     """Between which seconds a step is expected that was predicted without a rehearsal.
 
     Measured layers vary by what their repeats did and by what other work took meanwhile; ranks that compute together
-    change each other's seconds by about :func:`least_gain`. Neither the engine's own time nor that of the loop around a
-    step is in the prediction of a CPU.
+    change each other's seconds by about :func:`least_gain`. Not in the prediction are the
+    engine's own time on a CPU and that of the loop around a step. The wait for a batch is not expected, either.
 
     Args:
         seconds: the prediction.
@@ -57,5 +57,5 @@ def expected_seconds(
     if profile.seconds_source == "estimated":
         return seconds * (1 - _ESTIMATED), seconds * (1 + _ESTIMATED)
     share = hypot(profile.spread, profile.busy_share, gain)
-    engine = 0.0 if accelerated else actions * _ENGINE_SECONDS + _LOOP_SECONDS
+    engine = _LOOP_SECONDS + (0.0 if accelerated else actions * _ENGINE_SECONDS)
     return seconds / (1 + share), seconds * (1 + share) + engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -52,11 +53,13 @@ class BackwardPeaks(NamedTuple):
         asking: what it has made when it asks for the first saved tensor, as a layer that is run again in its backward
             runs again then. It is the peak if it asks for none, or was not watched.
         later: the most bytes from its first gradient of a watched weight on; the peak if there is none.
+        output_is_there: whether memory of the output is there when it begins, although nobody else holds it.
     """
 
     peak: int
     asking: int
     later: int
+    output_is_there: bool = False
 
 
 class BackwardWatch:
@@ -157,11 +160,13 @@ def scan_backward(
     ends = [output if at in handed else _later(output) for at, output in enumerate(outputs)]
     gradients = [torch.ones_like(end) for end in ends]
     coming = sum(output.nbytes for at, output in enumerate(outputs) if at not in handed)
+    memories = [weakref.ref(output.untyped_storage()) for output in outputs]
     kept = outputs if keeps_output else []
     del outputs
+    is_there = any(memory() is not None for memory in memories)
     found = watch.backward(lambda: run(ends, gradients, leaves), tracker.live + coming)
     del kept
-    return found
+    return found._replace(output_is_there=is_there)
 
 
 @contextmanager

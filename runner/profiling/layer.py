@@ -95,9 +95,7 @@ def profile_call(
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
             recomputation=scan.recomputation(forward.flops.total, second_peaks.__getitem__, numbered),
-            split=split_figures(
-                function, value, tracker, module, backward.total, own, numbers, shared, saves_output=scan.saves_output
-            ),
+            split=split_figures(function, value, tracker, module, backward.total, own, numbers, shared),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),

@@ -31,8 +31,6 @@ def split_figures(
     own: Mapping[int, int] = MappingProxyType({}),
     numbers: StorageNumbers | None = None,
     shared: Sequence[Tensor] = (),
-    *,
-    saves_output: bool = True,
 ) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
@@ -45,7 +43,6 @@ def split_figures(
         own: the tensors that may leave the stage, see :func:`runner.profiling.backward_scan.handed_peaks`.
         numbers: gives the storages of the input their numbers; None: they are not told.
         shared: the weights that other layers use, too.
-        saves_output: whether the layer's backward needs its output.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
@@ -69,10 +66,9 @@ def split_figures(
     deferred = left - base - needed_gradient - needed_input
     alone = scan_backward(_everything, function, value, tracker, handed=range(number), asks=True)
     chained = scan_backward(_everything, function, value, tracker, asks=True)
-    followed = scan_backward(_input_alone, function, value, tracker).peak
-    beside = followed  # an output that nothing needs is gone before the backward begins
-    if saves_output:
-        beside = scan_backward(_input_alone, function, value, tracker, keeps_output=True).peak
+    followed = beside = scan_backward(_input_alone, function, value, tracker)
+    if followed.output_is_there:  # else nothing changes if it is kept
+        beside = scan_backward(_input_alone, function, value, tracker, keeps_output=True)
     figures = SplitBackward(
         deferred,
         needed_input,
@@ -81,8 +77,8 @@ def split_figures(
         waiting_bytes=sum(weight.nbytes for weight in waiting),
         waiting_shared_bytes=sum(weight.nbytes for weight in waiting if any(weight is each for each in shared)),
         inputs=_storages_of(value, needed, numbers) if numbers is not None else None,
-        chained_transient_bytes=followed,
-        beside_output_bytes=beside,
+        chained_transient_bytes=followed.peak,
+        beside_output_bytes=beside.peak,
         undivided_bytes=alone.peak,
         chained_undivided_bytes=chained.peak,
         handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),

@@ -126,7 +126,7 @@ def finish(
         return
     record = record.replace(status="ok")
     record.save(run_dir)
-    remember_loop(config, clock.loops)
+    remember_loop(config, clock.loops[strategy.meter.untimed_steps :])
     Pulse.current().enter(Phase.DONE)
     _call_report(config, run_dir, weights, record, times.spent)
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -345,17 +346,27 @@ def first_batch(loader: DataLoader[Any]) -> StepBatch:
     if loader.batch_sampler is None:
         made: StepBatch = next(iter(loader.dataset))
         return made
-    steps: Any = loader.dataset
-    batch: StepBatch = steps.__getitems__(next(iter(loader.batch_sampler)))
-    return batch
+    return _made(loader, next(iter(loader.batch_sampler)))
 
 
 def timed_first_batch(loader: DataLoader[Any]) -> tuple[StepBatch, float]:
     """The loader's next batch as :func:`first_batch`, and the seconds for which a step will wait for one.
 
-    It is made once, so that a generator of the dataset's own is as far on all ranks. What workers make, they make while
-    steps before it are taken.
+    The batch after it is timed, as a first one may open files. All ranks make as many, so that a generator of the
+    dataset's own is as far on each. What workers make, they make while steps before it are taken. A stream is not read
+    again, and its batches count as there.
     """
-    begun = time.perf_counter()
     batch = first_batch(loader)
-    return batch, 0.0 if loader.num_workers else time.perf_counter() - begun
+    if loader.num_workers or loader.batch_sampler is None:
+        return batch, 0.0
+    *_, numbers = islice(loader.batch_sampler, 2)
+    begun = time.perf_counter()
+    _made(loader, numbers)
+    return batch, time.perf_counter() - begun
+
+
+def _made(loader: DataLoader[Any], numbers: Any) -> StepBatch:
+    """A batch of samples that have numbers, made in this process."""
+    steps: Any = loader.dataset
+    made: StepBatch = steps.__getitems__(numbers)
+    return made
