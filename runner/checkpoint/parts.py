@@ -39,7 +39,8 @@ __all__ = [
     "write_part",
 ]
 
-_BY_WEIGHT = ("state_dict", "optimizer_states", "older_weight_versions", "averaged_weights")
+_BY_WEIGHT = ("state_dict", "older_weight_versions", "averaged_weights")
+_OPTIMIZERS = "optimizer_states"
 _SHARDS = "shards"
 """Key, in a part, of how weights are divided of which this rank holds a part, by global name."""
 
@@ -280,7 +281,14 @@ def _of_weights(
             return {key: within(one, key if key in known else name) for key, one in value.items()}
         return type(value)(within(one, name) for one in value) if type(value) in (list, tuple) else value
 
-    return {key: within(one, None) if key in _BY_WEIGHT else one for key, one in content.items()}
+    def of_states(entry: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rank keeps for itself, such as errors of compression, has its shape, and is no part of a tensor."""
+        return {key: within(one, None) if key == "state" else one for key, one in entry.items()}
+
+    found = {key: within(one, None) if key in _BY_WEIGHT else one for key, one in content.items()}
+    if _OPTIMIZERS in content:
+        found[_OPTIMIZERS] = [of_states(entry) for entry in content[_OPTIMIZERS]]
+    return found
 
 
 def _require_all_parts(value: Any, name: str = "") -> None:

@@ -581,6 +581,25 @@ def test_parts_of_a_checkpoint_go_on_as_parts_of_layers(start: dict[str, Tensor]
 
 
 @pytest.mark.costly
+def test_errors_of_compression_go_on_beside_parts_of_layers(tmp_path: Path) -> None:
+    """Each rank keeps its own, which are no parts of one tensor."""
+    common = (
+        _SHARDING,
+        "parallelism.tensor=2",
+        "parallelism.data=2",
+        "compression=powersgd",
+        "checkpoint=asynchronous",
+    )
+    whole = run(tmp_path / "whole", *common, "trainer.max_steps=4")
+    run(tmp_path / "first", *common, "trainer.max_steps=2")
+    resume = f"resume={tmp_path / 'first' / 'checkpoints' / 'step-2.ckpt'}"
+    again = run(tmp_path / "again", *common, "trainer.max_steps=4", resume)
+    assert again.losses == whole.losses
+    for name, value in weights_of(tmp_path / "whole").items():
+        assert torch.equal(weights_of(tmp_path / "again")[name], value), name
+
+
+@pytest.mark.costly
 def test_parts_of_layers_are_saved_as_they_are_and_planned(tmp_path: Path) -> None:
     """No rank writes more than its own, no row of padding is in a file, and what is read is what one file has."""
     common = (_SHARDING, "parallelism.tensor=4", "trainer.ema_decay=0.9", "trainer.max_steps=2")
