@@ -805,6 +805,8 @@ def test_parts_of_boundaries_are_put_together(layout: tuple[str, ...], boundarie
         (("parallelism.tensor=2", "parallelism.sharding={*.nothing: row}"), "must name modules"),
         (("parallelism.tensor=2", _SHARDING[:-1] + ",x: row}"), "must name modules"),
         (("parallelism.tensor=2", "parallelism.sharding={*.out: rows}"), "must be one of column, packed_column"),
+        (("parallelism.tensor=2", "parallelism.sharding={*.out: row:a}"), "must have whole numbers of at least 1"),
+        (("parallelism.tensor=2", "parallelism.sharding={*.out: row:2:-2}"), "must have whole numbers of at least 1"),
         (("parallelism.tensor=2", _SHARDING, "optimizer=kfac"), "must be one of adam"),
         (
             (

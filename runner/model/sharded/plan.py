@@ -246,6 +246,11 @@ class Division:
             fix = f"{near} for {kind}" if near else ""
             yield Problem(_SHARDING, style, f"must be one of {', '.join(STYLES)}", fix=fix)
             return
+        numbers = style.partition(":")[2]
+        if numbers and not (re.fullmatch(r"\d+(:\d+)*", numbers, re.ASCII) and all(map(int, numbers.split(":")))):
+            rule = f"must have whole numbers of at least 1 behind {kind}"
+            yield Problem(_SHARDING, style, rule, fix=f"{kind}:2 for {style}")
+            return
         why = why_not(place.module, style, degree)
         if why is not None:
             source = "ties" if place.rules is None else place.rules.source

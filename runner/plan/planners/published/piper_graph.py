@@ -222,4 +222,4 @@ def _least(saves: Sequence[float], extra: Sequence[float], items: Sequence[int],
             if each[1] > most:
                 front.append(each)
                 most = min(each[1], lacks)  # more than what lacks is no better
-    return next(own for _, saved, own in front if saved >= lacks)
+    return next((own for _, saved, own in front if saved >= lacks), tuple(items))  # lacks, but for rounding: all
