@@ -35,9 +35,12 @@ from runner.checkpoint.state import (
 from runner.engine.engine import Engine
 from runner.errors import raise_problems
 from runner.model.sharded.values import Shard
+from runner.optim.catalogue.drift import DRIFT, DRIFT_KEY
+from runner.optim.catalogue.motion import LAST_GRADIENT
 from runner.optim.states.master import MasterWeights
 from runner.strategy.collectives import CollectiveStrategy
 from runner.strategy.compressed import OwnErrors, load_errors, own_errors
+from runner.strategy.protocols import Layout
 from runner.strategy.reducers import load_reducer_states, own_reducer_states
 from runner.strategy.whole_tensors import cut, joined
 
@@ -63,6 +66,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     """Gathers the engine's stages on rank 0 or leaves each rank its part, and loads each rank's part again."""
 
     engine: Engine | None
+    plan: Layout
     _write_part: Callable[[dict[str, Any]], None] | None = None
     _write: Callable[[Plain, Path], None] | None = None
     _lost: tuple[Lost, ...] = ()
@@ -318,8 +322,20 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's part of a whole state into its optimizer."""
         assert self.engine is not None
-        own = {name: entries for name, entries in state["state"].items() if name in self.engine.tags}
+        left = {DRIFT_KEY, LAST_GRADIENT} - self._kept_for_predictions()
+        own = {
+            name: {key: value for key, value in entries.items() if key not in left}
+            for name, entries in state["state"].items()
+            if name in self.engine.tags
+        }
         load_optimizer_state(optimizer, self.engine.stages, {**state, "state": cut(own, self.engine)})
+
+    def _kept_for_predictions(self) -> set[str]:
+        """The states that predictions of weights need here; a run that this one continues may have predicted."""
+        prediction = self.plan.prediction
+        if prediction is None or not prediction.values:
+            return set()
+        return {DRIFT_KEY if prediction.kind.name == DRIFT.name else LAST_GRADIENT}
 
 
 def _own_tensors(value: Any) -> Any:

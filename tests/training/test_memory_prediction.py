@@ -30,3 +30,13 @@ def test_counted_peaks_are_the_predicted_ones(tmp_path: Path, case: str) -> None
     memory = thread_runs.result(tmp_path, words=words)[0]["peak_memory_bytes"]
     for predicted, measured in zip(memory["predicted"], memory["measured"], strict=True):
         assert 0.99 * predicted <= measured <= predicted
+
+
+@pytest.mark.costly
+def test_states_of_predictions_end_with_them(tmp_path: Path) -> None:
+    """The gradients that xgrad keeps are not kept by a run that goes on without it."""
+    words = ("model=mlp", "optimizer=rmsprop", "device=cpu")
+    thread_runs.result(tmp_path, words=(*words, "weight_prediction=xgrad", "trainer.max_steps=1"), run="first")
+    resume = f"resume={tmp_path / 'first' / 'checkpoints' / 'step-1.ckpt'}"
+    memory = thread_runs.result(tmp_path, words=(*words, "trainer.max_steps=3", resume))[0]["peak_memory_bytes"]
+    assert memory["measured"][0] <= memory["predicted"][0]
