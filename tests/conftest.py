@@ -59,6 +59,17 @@ def _signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _environment_as_before() -> Iterator[None]:
+    """Lightning leaves the place of a rank behind that it has started from here: a later test's script would be that
+    rank, start no others, and wait for them."""
+    before = {**os.environ}
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a command imported here from a test's folder would hide those of other tests' folders."""
     yield
