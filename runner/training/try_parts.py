@@ -1,4 +1,4 @@
-"""Tries a user's rules for dividing layers on a first batch: the parts must have the whole model's gradients.
+"""Tries how a user, or transformers, divides layers on a first batch: parts must have the whole model's gradients.
 
 A rule may divide one layer and leave another whole whose output the divided one reads, as where heads of queries are
 divided and one head of keys serves all of them. Each rank then has a part of the gradients of the whole layer, and of
@@ -19,7 +19,7 @@ from runner.engine.transport.tensor_group import TensorGroup
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.errors import Problem, RequestError
 from runner.model.load import LoadedModel, load_model
-from runner.model.sharded.values import Shard
+from runner.model.sharded.plan import Division
 from runner.profile import ModelProfile
 from runner.profiling.meet import Batch, loss_of_batch, runs_here
 
@@ -33,7 +33,7 @@ _RULES = "parallelism.sharding"
 
 
 def try_parts(config: RunConfig, profile: ModelProfile, batch: Batch | None) -> None:
-    """Compare gradients of the divided model with those of the whole one, if a user says how it is divided.
+    """Compare gradients of the divided model with those of the whole one.
 
     Args:
         config: the request.
@@ -49,7 +49,7 @@ def try_parts(config: RunConfig, profile: ModelProfile, batch: Batch | None) -> 
     config = copy.deepcopy(config)
     config.parallelism.sequence, config.precision.name = False, "fp32"
     parts = [load_model(config, cut=False, shard=index) for index in range(degree)]
-    if any(part.division is None or not part.division.is_of_user or part.step is not None for part in parts):
+    if any(part.division is None or part.step is not None for part in parts):
         return
     built = [_built(part) for part in parts]
     whole = load_model(config, cut=False)
@@ -71,7 +71,7 @@ def try_parts(config: RunConfig, profile: ModelProfile, batch: Batch | None) -> 
         return
     for part, found in zip(parts, made, strict=True):
         assert part.division is not None
-        _compare(config, expected, found, part.division.shards)
+        _compare(config, expected, found, part.division)
 
 
 def _built(model: LoadedModel) -> list[nn.Module]:
@@ -88,10 +88,10 @@ def _gradients(config: RunConfig, model: LoadedModel, modules: Sequence[nn.Modul
 
 
 def _compare(
-    config: RunConfig, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], shards: Mapping[str, Shard]
+    config: RunConfig, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], division: Division
 ) -> None:
     """Refuse the rules whose parts have another gradient of a weight than its part of the whole model's."""
-    off: dict[str, float] = {}
+    off, shards = dict[str, float](), division.shards
     largest = {name: float(gradient.abs().max()) for name, gradient in expected.items() if gradient.numel()}
     least = _NOISE * max(largest.values(), default=0.0)
     for name, gradient in found.items():
@@ -107,6 +107,9 @@ def _compare(
             f"part what is whole: partial for such a layer adds up its own gradients, and not those before it"
         )
         asked = config.parallelism.sharding
+        if division.is_of_transformers:
+            instead = f"{_RULES}={{}}, which divides what traces show instead of what transformers' plan names"
+            raise RequestError([Problem("model.target", config.model.target, rule, why, instead)])
         if asked is None:
             raise RequestError([Problem("model.target", config.model.target, rule, f"{why}: see its tensor_plan()")])
         raise RequestError([Problem(_RULES, dict(asked), rule, why, f"without {_RULES}: what traces show is divided")])

@@ -1,12 +1,15 @@
-"""Rules of a user that divide layers wrongly are refused by a first batch, and right ones are taken."""
+"""Rules, or a plan of transformers, that divide layers wrongly are refused by a first batch; right ones are taken."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
@@ -55,6 +58,19 @@ def planned() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(TOKENS, WIDTH), Planned(), nn.Linear(WIDTH, TOKENS))
 
 
+def llama(way: str) -> Any:
+    """A Llama with another way of the norms before attention in its plan."""
+    sizes = {"vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1}
+    config: Any = AutoConfig.for_model("llama", num_attention_heads=4, max_position_embeddings=8, **sizes)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.config.base_model_tp_plan = {**config.base_model_tp_plan, "layers.*.input_layernorm": way}
+    return model
+
+
+def logits_loss(output: Any, tokens: Tensor) -> Tensor:
+    return functional.cross_entropy(output.logits.flatten(0, 1), tokens.flatten())
+
+
 def data() -> TensorDataset:
     ids = torch.randint(TOKENS, (16, 7), generator=torch.Generator().manual_seed(0))
     return TensorDataset(ids[:, :-1], ids[:, 1:])
@@ -94,3 +110,21 @@ def test_keys_of_all_heads_take_gradients_of_all_ranks_before_them() -> None:
     rules = "*.query: column, *.out: row, *.each: partial, *.key: partial, *.value: partial"
     with pytest.raises(RequestError, match=r"that of (0\.weight|1\.norm\.\w+) is off"):
         tried("plain", rules, "model.kwargs.shared=true")
+
+
+OF_TRANSFORMERS = (f"loss.target={HERE}:logits_loss", "model.kwargs.way=replicated_with_grad_allreduce")
+
+
+@pytest.mark.costly
+def test_a_right_plan_of_transformers_is_taken() -> None:
+    tried("llama", "", *OF_TRANSFORMERS, "model.kwargs.way=replicate")
+
+
+def test_a_plan_of_transformers_that_adds_up_whole_gradients_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"input_layernorm\.weight is off by 100%.*Try parallelism\.sharding=\{\}"):
+        tried("llama", "", *OF_TRANSFORMERS)
+
+
+@pytest.mark.costly
+def test_what_traces_show_takes_the_place_of_a_wrong_plan() -> None:
+    tried("llama", "", *OF_TRANSFORMERS, "parallelism.sharding={}")

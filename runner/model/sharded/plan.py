@@ -2,7 +2,8 @@
 
 Rules are patterns of module names, ``*`` for any part between dots, with one of the styles of
 :data:`runner.model.sharded.wrap.STYLES`. The first source that a model has is used: ``parallelism.sharding``; a method
-``tensor_plan()`` of the model or of a layer; the plan that a transformers model brings.
+``tensor_plan()`` of the model or of a layer; the plan that a transformers model brings. An empty mapping names none, so
+that only what the operators of a trace show is divided.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ class Division:
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
     @property
-    def is_of_user(self) -> bool:
-        """Whether rules of the request, or of the model, say how layers are divided, or layers bring some."""
-        return self.rules is None or self.rules.source != _TRANSFORMERS
+    def is_of_transformers(self) -> bool:
+        """Whether a plan of transformers says how layers are divided."""
+        return self.rules is not None and self.rules.source == _TRANSFORMERS
 
     def problems(self, target: str) -> list[Problem]:
         """What is wrong when all layers have been built: nothing is divided, or a rule of the user's fits nothing."""
@@ -198,7 +199,7 @@ class Division:
             RequestError: a rule names a module that cannot be divided.
         """
         places = list(self._places(named))
-        self.divides |= any(place.rules is not None for place in places)
+        self.divides |= any(place.rules is not None and place.rules.patterns for place in places)
         chosen = _with_tied(places)
         raise_problems(list(dict.fromkeys(problem for place in chosen for problem in self._problems_of(place))))
         raise_problems(list(_two_ways(chosen)))
