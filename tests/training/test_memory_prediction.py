@@ -20,6 +20,9 @@ CASES = {
     "copies from which checkpoints are written": (
         "model=mlp", "schedule.microbatches=4", "checkpoint=asynchronous", "checkpoint.every=1",
     ),
+    "copies of what compression leaves out": (
+        "model=mlp", "parallelism.data=2", "compression=powersgd", "checkpoint=asynchronous", "checkpoint.every=1",
+    ),
 }  # fmt: skip
 
 
@@ -28,7 +31,9 @@ CASES = {
 def test_counted_peaks_are_the_predicted_ones(tmp_path: Path, case: str) -> None:
     words = ("parallelism.pipeline=2", "trainer.max_steps=3", "device=cpu", *CASES[case])
     memory = thread_runs.result(tmp_path, words=words)[0]["peak_memory_bytes"]
-    for predicted, measured in zip(memory["predicted"], memory["measured"], strict=True):
+    replicas = max(len(memory["measured"]) // 2, 1)
+    for first in range(0, len(memory["measured"]), replicas):
+        predicted, measured = (max(memory[key][first : first + replicas]) for key in ("predicted", "measured"))
         assert 0.99 * predicted <= measured <= predicted
 
 

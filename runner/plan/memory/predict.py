@@ -15,6 +15,7 @@ from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT, hurried_lifetimes
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.rank_walk import HeldBytes, RankWalk
+from runner.plan.memory.saved_copies import saved_copies
 from runner.plan.memory.zero import ZeroSharing
 from runner.plan.reductions import Reduction, compressing_bytes
 from runner.plan.stages.figures import StageFigures, state_bytes
@@ -75,7 +76,7 @@ def predict_memory(
             every = [HeldBytes(states, step_bytes)]
             offloaded = sum(one.home_bytes for one in held)
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, offloaded))
-        copy = _copied_bytes(figures, profile, schedule, rank) // needs.copied_by if needs.copied_by is not None else 0
+        copy = _copied_bytes(figures, profile, schedule, rank, needs.copied_by, planned_reductions)
         here = 0 if needs.accelerated else copy
         every = [replace(own, states=_with_copies(own.states, backup=needs.backup, copy=here)) for own in every]
         walk = RankWalk(schedule, rank, figures, predicting, planned_reductions)
@@ -164,11 +165,21 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     )
 
 
-def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
-    """The bytes of weights and optimizer states that checkpoints take from this rank, which is none for later twins."""
-    saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
-    states = _states(saved, profile, 0)
-    return states.weights + states.optimizer
+def _copied_bytes(
+    figures: Sequence[StageFigures],
+    profile: ModelProfile,
+    schedule: Schedule,
+    rank: int,
+    replicas: int | None,
+    planned: Sequence[Reduction],
+) -> int:
+    """The bytes of what checkpoints in the background take from this rank, which is none for later twins."""
+    if replicas is None:
+        return 0
+    stages = [stage for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
+    saved = [figures[stage] for stage in stages]
+    residuals = sum(planned[stage].kept_bytes for stage in stages) if planned else 0  # each replica has its own
+    return residuals + saved_copies(_states(saved, profile, 0), saved, profile, replicas)
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
