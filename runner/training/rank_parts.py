@@ -238,7 +238,9 @@ def make_strategy(config: RunConfig, plan: RunPlan, *, sizes_vary: bool) -> Engi
         tensor_sums=config.parallelism.tensor_sums,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
-        link_between=network_of(config).emulated if config.transport.emulate_links else None,
+        link_between=partial(network_of(config).emulated, ranks=plan.topology.world_size)
+        if config.transport.emulate_links
+        else None,
         speeds=tuple(each.speed for each in plan.devices) if device_type(config) == "cpu" else (),
         offload_delay_seconds=config.offload.delay_seconds,
         offload_bytes_per_second=config.offload.bytes_per_second,

@@ -78,10 +78,12 @@ def test_the_short_keys_are_two_classes() -> None:
 def test_what_a_link_takes_if_it_is_emulated() -> None:
     """Each rank of a node has its part of a network that they share; a slower link of ``transport`` comes on top."""
     found = network(2, 4, False, True)
-    pairs = [found.emulated(1, other) for other in (0, 2, 4)]
+    pairs = [found.emulated(1, other, 8) for other in (0, 2, 4)]
     assert pairs == [(0.1, 100.0), (0.2, 50.0), (0.3, 10.0)]
+    shared = "hardware.links=[{name: bus, ranks: all, latency_seconds: 0, bytes_per_second: 100, shared: true}]"
     words = ["model=mlp", classes(2, 4, (False, False)), "transport.emulate_links=true", "transport.delay_seconds=1"]
-    assert network_of(resolve(words)).emulated(0, 7) == (1.3, 40.0)
+    assert network_of(resolve(words)).emulated(0, 7, 8) == (1.3, 40.0)
+    assert network_of(resolve(["model=mlp", shared])).emulated(0, 3, 4) == (0.0, 25.0)  # all four send
     (told,) = [each.line() for each in rules(resolve(["model=mlp", "transport.emulate_links=true"]))]
     assert "transport.emulate_links = true: must be false without hardware.links" in told
 

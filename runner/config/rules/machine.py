@@ -28,7 +28,7 @@ def _flops(config: RunConfig) -> Iterator[Problem]:
 def _links(config: RunConfig) -> Iterator[Problem]:
     """Problems of each class of links by itself, and then of their order."""
     classes = config.hardware.links
-    own = [problem for at, each in enumerate(classes) for problem in _class_problems(f"hardware.links[{at}]", each)]
+    own = [problem for at, each in enumerate(classes) for problem in _class_problems(at, each)]
     yield from own
     for at, each in enumerate(classes):
         if each.name.strip() and each.name in [other.name for other in classes[:at]]:
@@ -39,10 +39,13 @@ def _links(config: RunConfig) -> Iterator[Problem]:
         yield from _outermost_problems(config)
 
 
-def _class_problems(path: str, each: LinkClassConfig) -> Iterator[Problem]:
-    """The values that are wrong by themselves."""
+def _class_problems(at: int, each: LinkClassConfig) -> Iterator[Problem]:
+    """The values of class ``at`` that are wrong by themselves."""
+    path = f"hardware.links[{at}]"
     if not each.name.strip():
-        yield Problem(f"{path}.name", each.name, "must be given", "Messages and tables name the class", "name: network")
+        yield Problem(
+            f"{path}.name", each.name, "must be given", "Messages and tables name the class", f"name: link_{at}"
+        )
     if each.ranks != ALL and not (each.ranks.isdecimal() and int(each.ranks) > 0):
         rule, why = f"must be a whole number above 0, or {ALL}", "It is the number of neighbouring ranks of a group"
         yield Problem(f"{path}.ranks", each.ranks or None, rule, why, "ranks: 8")

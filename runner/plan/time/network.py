@@ -81,10 +81,10 @@ class Network:
             for part in range(tensor)
         )
 
-    def emulated(self, rank: int, other: int) -> tuple[float, float | None]:
-        """Seconds of latency and bytes per second from one rank to another, if all that share the link send."""
+    def emulated(self, rank: int, other: int, ranks: int) -> tuple[float, float | None]:
+        """Seconds of latency and bytes per second from one of ``ranks`` to another, if all that share the link send."""
         at = self._class_of(rank, other)
-        link = self._link(at, self._sharing(at) or 1)
+        link = self._link(at, min(self._sharing(at) or ranks, ranks))
         return link.latency_seconds, link.bytes_per_second
 
     def _ranks(self, place: int, data: int, tensor: int) -> list[int]:
