@@ -47,6 +47,9 @@ class Found:
 
 
 FOUND = {
+    "a rehearsal did not come to the first compressed step": Found(
+        "skips", "optimizer=onebit_adam_refreshed optimizer.freeze_step=1"
+    ),
     "a stage that trains nothing could not save its part of compressed momentum": Found(
         "mlp", "parallelism.pipeline=4 optimizer=onebit_adam_refreshed trainer.freeze=[0.*]", {"saved": 1}
     ),

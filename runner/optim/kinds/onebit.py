@@ -90,7 +90,7 @@ class OneBitOptimizer(Optimizer):
         for parameter in held:
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.zeros(())
+                state["step"] = torch.zeros((), dtype=torch.int64)  # a rehearsal keeps whole numbers real
                 for name in self.state_names:
                     state[name] = torch.zeros_like(parameter, dtype=torch.float32)
             state["step"] += 1
