@@ -351,9 +351,9 @@ class KernelsConfig:
     name: str = "none"
     attention: str | None = None  # eager: operator by operator; fused: one; null = as torch chooses
     # also: attn_implementation, use_flash_attn, flash_attention
-    norm: str | None = None  # the same for norms: fused: an RMS norm as one operator; null = as the model's code does
-    elementwise: str | None = None  # activations and what multiplies them: fused: a chain as one operator, compiled
-    loss: str | None = None  # fused: the last linear map with its cross-entropy, logits in chunks
+    norm: str | None = None  # for norms: fused: an RMS norm as one operator; liger: Liger's; null = as the code does
+    elementwise: str | None = None  # activations: fused: a chain as one operator, compiled; liger: Liger's, of products
+    loss: str | None = None  # fused: the last linear map with its cross-entropy, logits in chunks; liger: Liger's
     substitutions: list[str] = _some_of(SUBSTITUTIONS)  # names of what is replaced in layers; empty = nothing
 
 

@@ -24,7 +24,7 @@ def part_notes(profile: ModelProfile, ranks: int, per_node: int | None, network:
         network: the links between ranks.
     """
     if profile.substituted:
-        yield f"kernels.substitutions replaces in layers that differ: {', '.join(profile.substituted)}"
+        yield f"kernels replaces in layers that differ: {', '.join(profile.substituted)}"
     if profile.own_kernels:
         yield "not all of the model has the kernels that are asked for" + _listed(profile, "own_kernels")
     if ranks == 1:

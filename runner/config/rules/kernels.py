@@ -14,6 +14,7 @@ __all__ = ["KERNEL_TABLES"]
 
 _SWITCHES = ("attention", "norm", "elementwise", "loss")
 _MEANS = ("eager", "fused")
+_TRACED = ("fused", "liger")
 _KNOWN = f"must be some of {', '.join(SUBSTITUTIONS)}"
 
 
@@ -22,7 +23,7 @@ def _is_any_given(config: RunConfig) -> bool:
 
 
 def _runs_traces(config: RunConfig) -> bool:
-    fuses = any(getattr(config.kernels, switch) == "fused" for switch in _SWITCHES[1:])
+    fuses = any(getattr(config.kernels, switch) in _TRACED for switch in _SWITCHES[1:])
     return fuses or bool(config.kernels.substitutions)
 
 
@@ -48,11 +49,11 @@ def _watches(config: RunConfig) -> bool:
 
 def _keys() -> Iterator[Row[RunConfig]]:
     for switch in _SWITCHES:
-        path = f"kernels.{switch}"
+        path, means = f"kernels.{switch}", _MEANS if switch == "attention" else (*_MEANS, "liger")
         yield Row(
             path,
-            lambda c, switch=switch: getattr(c.kernels, switch) not in (None, *_MEANS),  # type: ignore[misc]
-            f"must be null or one of {', '.join(_MEANS)}",
+            lambda c, switch=switch, means=means: getattr(c.kernels, switch) not in (None, *means),  # type: ignore[misc]
+            f"must be null or one of {', '.join(means)}",
             fix=f"{path}=fused",
         )
 

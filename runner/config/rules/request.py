@@ -45,7 +45,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "approximate_backward": tuple(APPROXIMATIONS),
-    "kernels": ("none", "eager", "fused", "substituted"),
+    "kernels": ("none", "eager", "fused", "liger", "substituted"),
     "compression": tuple(COMPRESSORS),
     "weight_prediction": tuple(PREDICTIONS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),

@@ -6,6 +6,7 @@ import importlib.util
 
 from runner.config.schema import SERVICE_LOGGERS, RunConfig
 from runner.errors import Problem
+from runner.model.device import device_type
 from runner.optim.catalogue.registry import find_optimizer
 from runner.optim.operators import has_ninja
 
@@ -14,7 +15,13 @@ __all__ = ["missing_for_plan", "missing_packages"]
 
 def missing_packages(config: RunConfig) -> dict[str, Problem]:
     """The packages that a run of this request needs and that are not installed here, each with what needs it."""
-    return {**_of_zero(config), **_of_operator(config), **_of_logger(config), **missing_for_plan(config)}
+    return {
+        **_of_zero(config),
+        **_of_operator(config),
+        **_of_logger(config),
+        **missing_for_plan(config),
+        **_of_kernels(config),
+    }
 
 
 def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
@@ -25,6 +32,7 @@ def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
     return {
         **_of_functions(config),
         **_of_adapter(config),
+        **_of_kernels(config, measured=config.hardware.name == "auto"),
         **(_of_optimizer(config) if config.hardware.name == "auto" else {}),
     }
 
@@ -42,6 +50,20 @@ def _of_adapter(config: RunConfig) -> dict[str, Problem]:
     if config.adapter.name == "none" or _is_installed("peft"):
         return {}
     return {"peft": _problem("adapter", config.adapter.name, "peft", "-e '.[finetune]'")}
+
+
+def _of_kernels(config: RunConfig, *, measured: bool = True) -> dict[str, Problem]:
+    """Liger's operators run on CUDA alone, with its package where they run or are measured here."""
+    asked = [each for each in ("norm", "elementwise", "loss") if getattr(config.kernels, each) == "liger"]
+    if not asked:
+        return {}
+    path = f"kernels.{asked[0]}"
+    if device_type(config) != "cuda":
+        why = "Liger's operators are Triton kernels for CUDA"
+        return {"liger_kernel": Problem(path, "liger", "must be null, eager or fused on a CPU", why, "kernels=none")}
+    if not measured or _is_installed("liger_kernel"):
+        return {}
+    return {"liger_kernel": _problem(path, "liger", "liger_kernel", "-e '.[liger]'")}
 
 
 def _of_optimizer(config: RunConfig) -> dict[str, Problem]:

@@ -13,7 +13,7 @@ Layer norm is one operator in torch, and dropout draws numbers, so that both sta
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,24 +40,29 @@ _OTHERS = {
 _ELEMENTWISE = _SUMS | _PRODUCTS | _OTHERS
 _ROOTS = {"aten::rsqrt", "aten::sqrt", "aten::pow"}
 _STATISTICS = {"aten::mean", "aten::var"}
-_NORMS = {"aten::rms_norm"}
+_NORMS = frozenset({"aten::rms_norm"})
+Make = Callable[[Sequence[Node], Sequence[Node], GraphModule], Node | None]
 _FEWEST_KEPT = 2  # operators that keep something: below, one operator would keep as much
 
 
-def fused(program: Program, wanted: frozenset[str]) -> tuple[Program, frozenset[str]]:
+def fused(
+    program: Program, wanted: frozenset[str], make: Make | None = None, norms: frozenset[str] = _NORMS
+) -> tuple[Program, frozenset[str]]:
     """The program with its chains as single operators, and the kinds that were found. The program's graph is changed.
 
     Args:
         program: a trace, before it is cut.
         wanted: ``norm``, ``elementwise`` or both.
+        make: makes the operator behind a chain, from what it reads and from the chain alone, or finds none; None: its
+            code is compiled.
+        norms: the operators that are norms by themselves.
     """
     found: set[str] = set()
-    work = _Work(program)
+    work = _Work(program, make or _compiled, norms)
     for kind in ("norm", "elementwise"):  # the chain of a norm may have what makes an elementwise one
         for sink in reversed(program.nodes):
             chain = [] if sink in work.known else work.chain(sink, kind)
-            if chain and kind in wanted:
-                work.replace(chain, sink)
+            if chain and kind in wanted and work.replace(chain, sink):
                 found.add(kind)
             work.known |= set(chain)
     return (work.finished(), frozenset(found)) if found else (program, frozenset())
@@ -68,14 +73,15 @@ class _Work:
 
     Args:
         program: the program as it was.
+        make, norms: see :func:`fused`.
 
     Attributes:
         taken: the operators in whose place there is another one.
         known: the operators that are in chains, whether they are wanted or not.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, make: Make, norms: frozenset[str]) -> None:
+        self._program, self._make, self._norms = program, make, norms
         self._places = {node: place for place, node in enumerate(program.nodes)}
         self._made: dict[Node, Node] = {}  # by the last operator of its chain
         self.taken: set[Node] = set()
@@ -83,7 +89,7 @@ class _Work:
 
     def chain(self, sink: Node, kind: str) -> list[Node]:
         """The operators of a chain that ends in a node, in their order; none if there is no chain of this kind."""
-        if kind == "norm" and operator(sink) in _NORMS and _is_single(sink):
+        if kind == "norm" and operator(sink) in self._norms and _is_single(sink):
             return [sink]
         allowed = _ELEMENTWISE | (_STATISTICS if kind == "norm" else set())
         if not _may_be_in(sink, allowed):
@@ -108,10 +114,16 @@ class _Work:
         targets = (node.target for node in between if node.op == "call_function")
         return any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in targets)
 
-    def replace(self, chain: Sequence[Node], sink: Node) -> None:
-        """Put one operator in the place of a chain."""
-        self._made[sink] = _replaced(chain, sink)
+    def replace(self, chain: Sequence[Node], sink: Node) -> bool:
+        """Put one operator in the place of a chain; whether there is one."""
+        made = self._make(chain, *_alone(chain))
+        if made is None:
+            return False
+        made.meta = dict(sink.meta)
+        sink.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+        self._made[sink] = made
         self.taken |= set(chain)
+        return True
 
     def finished(self) -> Program:
         """The program with its chains as single operators."""
@@ -184,8 +196,8 @@ def _tensors(node: Node) -> list[Node]:
     return list(node.all_input_nodes)
 
 
-def _replaced(chain: Sequence[Node], sink: Node) -> Node:
-    """One operator in the place of a chain, which it does as a graph of its own."""
+def _alone(chain: Sequence[Node]) -> tuple[list[Node], GraphModule]:
+    """What a chain reads, and the chain as a graph of its own, which takes that one by one."""
     inside = set(chain)
     given = list(dict.fromkeys(each for node in chain for each in node.all_input_nodes if each not in inside))
     graph, copies = Graph(), {}
@@ -194,16 +206,17 @@ def _replaced(chain: Sequence[Node], sink: Node) -> Node:
     for node in chain:
         copies[node] = graph.node_copy(node, lambda old: copies[old])
         copies[node].meta, copies[node].name = {}, f"made_{len(copies)}"
-    graph.output(copies[sink])
-    module = GraphModule({}, graph)
+    graph.output(copies[chain[-1]])
+    return given, GraphModule({}, graph)
+
+
+def _compiled(chain: Sequence[Node], given: Sequence[Node], graph: GraphModule) -> Node:
+    """An operator behind a chain whose compiled code computes what the chain does."""
     examples = tuple(node.meta["val"] for node in given)
-    key = _key(module, examples)
-    operators.register(key, operators.Chain(module, examples))
-    with sink.graph.inserting_after(sink):
-        made = sink.graph.call_function(torch.ops.runner_kernels.chain.default, (given, key))
-    made.meta = dict(sink.meta)
-    sink.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
-    return made
+    key = _key(graph, examples)
+    operators.register(key, operators.Chain(graph, examples))
+    with chain[-1].graph.inserting_after(chain[-1]):
+        return chain[-1].graph.call_function(torch.ops.runner_kernels.chain.default, (list(given), key))
 
 
 def _key(module: GraphModule, examples: Sequence[Tensor]) -> str:

@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule, Node
 
 from runner.config.schema import LossConfig, RunConfig
 from runner.errors import Problem
 from runner.model.data import LossFunction
 from runner.model.kernels.attention import Attention
-from runner.model.kernels.substituting import Substituting, substituting_of
+from runner.model.kernels.substituting import Substituting, counted, substituting_of
 from runner.model.layers import LayerSource
 from runner.model.traced.operators import Program
 
@@ -26,10 +27,15 @@ _WHAT = {
     "elementwise": ("an elementwise chain", "No chain of the model keeps more than what it reads"),
     "loss": ("a linear map whose output the loss alone reads", "The last layer does not end in one"),
 }
+_TRACED = ("fused", "liger")
 _DIVIDED = "Ranks divide its layers, and exchange between operators what a trace would not repeat"
 _SIMPLE = {
     "norm": "The model calls neither layer_norm nor rms_norm of torch",
     "elementwise": "The model calls neither gelu nor silu of torch",
+}
+_OF_LIGER = {
+    "norm": "The model has no layer norm or RMS norm over the last axis whose weights and values have one format",
+    "elementwise": "No silu, or gelu of the tanh formula, is multiplied by a value of its size and format",
 }
 
 
@@ -47,7 +53,7 @@ def kernels_of(config: RunConfig, *, own_loss: bool = False) -> Kernels | None:
     why_not: dict[str, str] = {}
     if config.parallelism.tensor > 1:
         why_not = dict.fromkeys(("norm", "elementwise", "loss"), _DIVIDED)
-    elif asked.get("loss") == "fused":
+    elif asked.get("loss") in _TRACED:
         from runner.model.kernels.head import why_no_fused_loss
 
         why_not = {"loss": why_no_fused_loss(config, own_loss=own_loss)}
@@ -64,8 +70,8 @@ class Kernels:
     """Computes layers as asked.
 
     Args:
-        asked: ``eager`` or ``fused`` by switch.
-        preset: ``eager`` or ``fused`` if all switches of it are wanted as far as the model has what they are for.
+        asked: ``eager``, ``fused`` or ``liger`` by switch.
+        preset: the one of these that is wanted of all its switches, as far as the model has what they are for.
         why_not: why what a switch would fuse cannot be one operator.
         substitutions: what is replaced in the traces of layers.
 
@@ -86,7 +92,11 @@ class Kernels:
         self._asked, self._preset, self._why_not = asked, preset, why_not
         self._substitutions = substitutions or Substituting((), of_preset=False)
         self._attention = Attention(asked["attention"]) if "attention" in asked else None
-        self._chains = frozenset(each for each in ("norm", "elementwise") if self._fuses(each))
+        self._by_liger: dict[str, int] = {}  # places in training, by what is computed there
+        self._chains, self._ligers = (
+            frozenset(each for each in ("norm", "elementwise") if self._fuses(each) and asked[each] == means)
+            for means in _TRACED
+        )
         self._simple = frozenset(each for each in ("norm", "elementwise") if asked.get(each) == "eager")
         if asked.get("loss") == "eager":
             self.found.add("loss")  # no model's head is one operator with a loss of the runner
@@ -94,10 +104,11 @@ class Kernels:
     @property
     def runs_traces(self) -> bool:
         """Whether layers run operators of their traces."""
-        return bool(self._chains) or self._fuses("loss") or self._substitutions.changes_traces
+        chains = bool(self._chains | self._ligers)
+        return chains or self._fuses("loss") or self._substitutions.changes_traces
 
     def _fuses(self, switch: str) -> bool:
-        return self._asked.get(switch) == "fused" and switch not in self._why_not
+        return self._asked.get(switch) in _TRACED and switch not in self._why_not
 
     def around(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function, a layer, with these kernels."""
@@ -142,7 +153,7 @@ class Kernels:
             return loss
         from runner.model.kernels.head import loss_of_heads
 
-        return loss_of_heads(loss, config)
+        return loss_of_heads(loss, config, by_liger=self._asked["loss"] == "liger")
 
     def _changer(self, *, last: bool) -> Callable[[Program, bool], Program | None]:
         def change(program: Program, training: bool) -> Program | None:
@@ -157,6 +168,21 @@ class Kernels:
 
         made, found = fused(self._substitutions.program(program, training=training), self._chains)
         self.found |= found
+        return self._with_liger(made, training=training) if self._ligers else made
+
+    def _with_liger(self, program: Program, *, training: bool) -> Program:
+        from runner.model.kernels.chains import fused
+        from runner.model.kernels.liger import NORMS, operator_of
+
+        def make(chain: Sequence[Node], given: Sequence[Node], graph: GraphModule) -> Node | None:
+            made = operator_of(chain, given, graph)
+            if made is not None and training:
+                kind = str(made.args[1])
+                self._by_liger[kind] = self._by_liger.get(kind, 0) + 1
+            return made
+
+        made, found = fused(program, self._ligers, make, NORMS)
+        self.found |= found
         return made
 
     def _ending(self, program: Program, *, last: bool, training: bool) -> Program | None:
@@ -166,6 +192,7 @@ class Kernels:
         made = head_of(program) if last and training and self._fuses("loss") else None
         if made is not None:
             self.found.add("loss")
+            self._by_liger |= {"linear_cross_entropy": 1} if self._asked["loss"] == "liger" else {}
         return made
 
     def _leave(self, why: str) -> None:
@@ -189,8 +216,8 @@ class Kernels:
         yield from self.left
 
     def substituted(self) -> tuple[str, ...]:
-        """The substitutions that are made, each with the number of its places."""
-        return self._substitutions.made()
+        """What is replaced in layers that differ, each with the number of its places."""
+        return *self._substitutions.made(), *counted({f"Liger's {kind}": at for kind, at in self._by_liger.items()})
 
     def _missing(self) -> dict[str, str]:
         """The switches for which there is nothing in the model, each with the reason."""
@@ -200,6 +227,7 @@ class Kernels:
             if switch in found:
                 continue
             own = _SIMPLE.get(switch) if value == "eager" else self._why_not.get(switch)
+            own = own or (_OF_LIGER.get(switch) if value == "liger" else None)
             missing[switch] = own or _WHAT[switch][1]
         return missing
 

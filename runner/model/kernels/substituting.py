@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from runner.config.schema import SUBSTITUTIONS
 from runner.errors import Problem
 from runner.model.traced.operators import Program
 
-__all__ = ["Substituting", "substituting_of"]
+__all__ = ["Substituting", "counted", "substituting_of"]
 
 _KEY = "kernels.substitutions"
 _RULE = "must find something to replace"
@@ -95,7 +95,12 @@ class Substituting:
 
     def made(self) -> tuple[str, ...]:
         """The substitutions that are made, each with the number of its places."""
-        return tuple(f"{name} at {count} place{'s' * (count > 1)}" for name, count in sorted(self.places.items()))
+        return counted(self.places)
+
+
+def counted(places: Mapping[str, int]) -> tuple[str, ...]:
+    """What is replaced, each with the number of its places."""
+    return tuple(f"{name} at {count} place{'s' * (count > 1)}" for name, count in sorted(places.items()))
 
 
 def substituting_of(preset: str, wanted: Sequence[str], why_not: str) -> Substituting:
