@@ -102,6 +102,23 @@ def test_every_block_is_divided(name: str, sizes: dict[str, Any], entries: int, 
         assert divided_share(model, result) >= 0.5
 
 
+# Entries of a block: with Apertus, those of two norms of heads and of two numbers that its activation learns, too.
+OF_GROUPS = {
+    "Glm": 2, "Cohere": 1, "Olmo": 2, "Nemotron": 2, "Helium": 2, "Arcee": 2, "Ernie4_5": 2, "Apertus": 6,
+}  # fmt: skip
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_two_ranks_divide_a_block_whose_queries_share_keys(name: str) -> None:
+    model, tokens = made(name, {**GROUPED, **TOKENS, "pad_token_id": 0}), torch.randint(3, 67, (3, 8))
+    result = compared(model, tokens, 2)
+    assert result.error < EQUAL
+    assert (result.forward, result.backward) == (["all_reduce"] * 2, ["all_reduce"] * OF_GROUPS[name])
+    assert not [each.name for each in result.divided.left if not re.search("embed_tokens|lm_head", each.name)]
+    assert divided_share(model, result) >= 0.5
+
+
 def divided_share(model: nn.Module, result: Compared) -> float:
     """The share of a model's weights that ranks divide."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -130,6 +147,14 @@ OF_MLPS = [
     # One head of keys and values is packed behind all queries, which read it.
     ("GPTBigCode", BIGCODE, 2, {"attn.c_attn": "attention over a divided head", "attn.c_proj": "which is whole"}, 0.48),
     ("Falcon", {**SIZES, **TOKENS}, 2, {"self_attention.query_key_value": "", "self_attention.dense": ""}, 0.5),
+    # Its keys and values, packed behind the queries, are fewer than these.
+    (
+        "Phi3",
+        {**EQUAL_HEADS, "num_key_value_heads": 2, "pad_token_id": 0},
+        2,
+        {"self_attn.qkv_proj": "takes the divided features apart", "self_attn.o_proj": "which is whole"},
+        0.45,
+    ),
     # Its norms are of all heads' features together.
     (
         "Olmo2",
