@@ -533,19 +533,24 @@ def test_a_run_goes_on_in_every_other_layout(start: dict[str, Tensor], tmp_path:
 
 @pytest.mark.costly
 def test_dropout_goes_on_in_every_other_layout(tmp_path: Path) -> None:
-    """Masks are of micro-batches of whole values: those of two replicas are those of two micro-batches in turn."""
+    """Masks are of micro-batches of whole values: those of two replicas are those of two micro-batches in turn.
+
+    Each run writes its checkpoint in parts, one file per rank.
+    """
     dropout, twice = "model.kwargs.dropout=0.1", "schedule.microbatches=2"
     layouts = [
         (_SHARDING, "parallelism.pipeline=2", "parallelism.tensor=2", twice),
         ("parallelism.data=2",),
         (_SHARDING, "parallelism.tensor=4", twice),
+        ("parallelism.pipeline=4", twice),
         (_SHARDING, "parallelism=three_d"),
     ]
     expected = run(tmp_path / "whole", dropout, twice, f"trainer.max_steps={len(layouts)}")
     seen: list[float] = []
     for step, layout in enumerate(layouts, 1):
         resume = (f"resume={tmp_path / str(step - 1)}/checkpoints/step-{step - 1}.ckpt",) if step > 1 else ()
-        seen += run(tmp_path / str(step), dropout, *layout, *resume, f"trainer.max_steps={step}").losses[-1:]
+        words = (dropout, *layout, *resume, "checkpoint=asynchronous", f"trainer.max_steps={step}")
+        seen += run(tmp_path / str(step), *words).losses[-1:]
     require_close(seen, expected.losses)
     require_same_weights(weights_of(tmp_path / str(len(layouts))), weights_of(tmp_path / "whole"))
 
@@ -634,6 +639,26 @@ def test_a_damaged_checkpoint_of_a_divided_model_is_refused(tmp_path: Path) -> N
     saved.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
     with pytest.raises(RequestError, match="must be auto or a good checkpoint's file. It is damaged or cut short"):
         with_checkpoint(request)
+
+
+@pytest.mark.costly
+def test_a_damaged_part_of_a_divided_model_is_named_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bit of what the second of the ranks has written that divide layers."""
+    words = (_SHARDING, "parallelism.tensor=2", "checkpoint=asynchronous")
+    run(tmp_path / "first", *words, "trainer.max_steps=1")
+    saved = tmp_path / "first" / "checkpoints" / "step-1.ckpt"
+    part = saved / "rank-1-of-2.safetensors"
+    good = bytearray(part.read_bytes())
+    good[-1] ^= 1
+    part.write_bytes(good)
+    again = (f"resume={saved}", f"run_dir={tmp_path / 'again'}", "trainer.max_steps=2")
+    assert main(["train", *_COMMON, *words, *again]) == 2
+    told = capsys.readouterr().err
+    assert f"resume = {saved}: must be auto or a good checkpoint" in told
+    assert "rank-1-of-2.safetensors is damaged: its bytes do not have the sum" in told
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.costly
