@@ -249,6 +249,7 @@ class PartitionConfig:
 
     name: str = "auto"
     boundaries: list[int] | None = None  # manual: first layer of each stage after the first
+    migrate: dict[int, list[int]] | None = None  # {steps: boundaries}: layers move to these stages after so many steps
 
 
 @dataclass

@@ -116,36 +116,79 @@ class Engine:
         schedule = training.schedule
         self.view, self.options = view, options
         self.stages, self.tags = dict(stages), dict(tags)
-        self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
+        self.transport = WatchedTransport(transport) if schedule.ahead else transport
         self.swap, self._host, self._sharding = swap, HostMoves(offload, swap), sharding
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
         self._stop_requested = self._save_requested = False
         self._states_of_buffers: list[tuple[WeakIdRef, int]] = []  # before the last step
         self._stream = RankStream(view, training, forward_only, options.microbatches)
-        self.stores = make_stores(self.stages, schedule, prediction)
-        self.waves = make_waves(self.stages, schedule, transport, view.replicas)
-        schedules = {True: schedule, False: forward_only.schedule}
-        self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding, tensor_group)
-        self._rank.timeline = Timeline(clock_of(transport.device))
+        self._loss, self._keep, self._prediction = loss, keep, prediction
+        self._schedules = {True: schedule, False: forward_only.schedule}
+        self._tensor_group = tensor_group
+        self._attached: tuple[Any, ...] | None = None  # what the optimizer's part of a step was given
+        self._make_parts(Timeline(clock_of(transport.device)))
+        self._beginning = None if schedule.is_asynchronous else speculation(training)
+
+    def _make_parts(self, timeline: Timeline) -> None:
+        """Make all that follows from the stages."""
+        view, options, schedule = self.view, self.options, self._schedules[True]
+        self.stores = make_stores(self.stages, schedule, self._prediction)
+        self.waves = make_waves(self.stages, schedule, self.transport, view.replicas)
+        self._rank = RankContext(
+            view,
+            self.stages,
+            self.transport,
+            self._schedules,
+            options.microbatches,
+            self._sharding,
+            self._tensor_group,
+            timeline=timeline,
+        )
         self._rank.speed = options.speeds[view.position] if options.speeds else 1.0
-        self._headers = Headers(view, schedule.placement, transport)
+        self._headers = Headers(view, schedule.placement, self.transport)
         self._ends = StepEnds(
             self._rank,
             self._stream,
             self._headers,
             options,
             tags=self.tags,
-            keep=keep_gradients(keep, self.stores),
+            keep=keep_gradients(self._keep, self.stores),
             stores=self.stores,
             waves=self.waves,
         )
         if self.waves:
             self.reduce_by(lambda gradients: OwnGradients())
-        self._loss = loss
-        self._executor = Executor(self._rank, self._works(), self._ends, loss=loss, options=options)
+        self._executor = Executor(self._rank, self._works(), self._ends, loss=self._loss, options=options)
         self._runner = WindowRunner(self._rank, self._stream, self._headers, self._ends, self._executor, options)
-        self._beginning = None if schedule.is_asynchronous else speculation(training)
+
+    def let_go(self) -> None:
+        """Free the gradients' buffers, before :meth:`hold`."""
+        for gradients in self.all_gradients:
+            gradients.let_go()
+
+    def hold(self, stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag]) -> None:
+        """Go on with other layers in the stages; all ranks call it between the same two steps, after :meth:`drain`.
+
+        The rank keeps its place, its times and its counts. Plain steps alone are carried on: no older weights, no
+        waves, no work in bubbles, no gradients that another object keeps, and no reducers of gradients.
+
+        Args:
+            stages: this rank's stage modules by stage, with the numbers of those before.
+            tags: describes each of their parameters.
+        """
+        before = self._runner, self._executor, self._ends
+        sent = [gradients.sent for gradients in self.all_gradients]
+        self.stages, self.tags = dict(stages), dict(tags)
+        self._make_parts(self.timeline)
+        self._runner.step = self._runner.since = before[0].step
+        self._executor.begun, self._executor.bytes_sent = before[1].begun, before[1].bytes_sent
+        self._ends.stop_after, self._ends.save_after = before[2].stop_after, before[2].save_after
+        self._ends.update.scale.load_state_dict(before[2].update.scale.state_dict())
+        for each in sent:
+            self.all_gradients[0].sent.add(each.num_bytes, each.messages)
+        if self._attached is not None:
+            self._ends.attach_optimizer(*self._attached)
 
     def _works(self) -> Works:
         works: list[Work] = []
@@ -262,7 +305,8 @@ class Engine:
         self._filler = filler
         if filler is not None:
             self._executor.attach(filler)
-        self._ends.attach_optimizer(apply_update, master_of, backup)
+        self._attached = apply_update, master_of, backup
+        self._ends.attach_optimizer(*self._attached)
         self._begin_step = begin
         for store in self.stores.values():
             if isinstance(store, PredictedWeights):

@@ -45,6 +45,9 @@ class MemoryMeter:
         if engine.interval > 1:  # each step of the interval, with all states
             self._to_track = min(_MOST_TRACKED_STEPS, engine.interval + 1)
         self._to_track += 2 * engine.overlap  # until the pipeline is full and all versions of the weights exist
+        self._engine = engine
+        self._peak_before = 0  # before layers have moved
+        self._untimed = set(range(0 if self._cuda else self._to_track))
         self._static = _static_bytes(engine, held)
         self._at_home = engine.swap.parameters if engine.swap is not None else []
         self.watch(tensor for store in engine.stores.values() for tensor in store.held)
@@ -54,6 +57,7 @@ class MemoryMeter:
     def skipped(self) -> None:
         """Measure one more step, because the last one was skipped and so created no optimizer state."""
         if self._steps <= self._to_track < _MOST_TRACKED_STEPS:
+            self._untimed |= set() if self._cuda else {self._to_track}
             self._to_track += 1
 
     def hold(self, num_bytes: int) -> None:
@@ -65,10 +69,21 @@ class MemoryMeter:
         """The name of the measurement in the record."""
         return "cuda_allocated" if self._cuda else "tensor_bytes"
 
-    @property
-    def untimed_steps(self) -> int:
-        """The number of first steps whose times are not valid."""
-        return 0 if self._cuda else self._to_track
+    def untimed_steps(self, count: int) -> list[int]:
+        """Those of the first ``count`` steps whose times are not valid: bytes are counted, or layers have moved."""
+        return sorted(step for step in self._untimed if step < count)
+
+    def layers_moved(self, num_bytes: int) -> None:
+        """Measure the next step anew, because the engine has other layers from now on; its time is not valid.
+
+        Args:
+            num_bytes: what the rank has held during the move.
+        """
+        self._peak_before = max(self.peak_bytes, 0 if self._cuda else num_bytes)
+        self._tracker = LiveTracker()
+        self._static = _static_bytes(self._engine, ())
+        self._to_track = max(self._to_track, self._steps + 1)
+        self._untimed.add(self._steps)
 
     @property
     def will_track(self) -> bool:
@@ -80,7 +95,7 @@ class MemoryMeter:
         """The peak so far, of weights, buffers, gradients, states, activations, messages and the step's batch."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self._device)
-        return self._static + self._tracker.peak
+        return max(self._peak_before, self._static + self._tracker.peak)
 
     @property
     def reserved_bytes(self) -> int | None:

@@ -93,6 +93,10 @@ def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
         for problem in callback_problems(callback, "model.target", target):
             what = f"{name}.configure_callbacks makes a {type(callback).__name__}. {problem.why}"
             yield replace(problem, why=what)
+    if config.partition.migrate is not None:
+        rule = "must be null with a LightningModule"
+        why = f"Code of {name} may hold layers, which would stay on their rank when they move"
+        yield Problem("partition.migrate", config.partition.migrate, rule, why, "partition.migrate=null")
     has_loss = callable(getattr(module, "loss", None)) or brings(module, "training_step")
     if has_loss and config.loss.name != "auto":
         why = f"{name} has its own, which it would replace"

@@ -23,6 +23,7 @@ from runner.plan.draft.draft import Draft, Machine, draft_of
 from runner.plan.draft.memory import memory_of
 from runner.plan.draft.stages import Stages
 from runner.plan.host_notes import host_notes, idle_offload_notes
+from runner.plan.later_cuts import with_later_cuts
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.short_samples import short_sample_notes
 from runner.plan.layout.topology import Topology
@@ -177,7 +178,8 @@ def _rehearsed(
     for _ in range(_REHEARSALS):
         profile = plan.profile
         names = {each.program for each in profile.rehearsals}
-        programs = [each for each in plan.activations.stages if isinstance(each, StageProgram) and each.wants_rehearsal]
+        stages = [each for cut in (plan, *(cut for _, cut in plan.cuts)) for each in cut.activations.stages]
+        programs = [each for each in stages if isinstance(each, StageProgram) and each.wants_rehearsal]
         unknown = [each for each in programs if repr(each) not in names]
         found = rehearse(config, unknown, profile.samples) if unknown else ()
         if not found:
@@ -255,8 +257,10 @@ def _planned(
         return _plan_of(draft_of(config, profile, machine, schedule), note)
 
     if chosen is None and is_chosen_by_plan(config):
-        return choose(config, assemble_checked)
-    return assemble(executed_schedule(config) if chosen is None else chosen)
+        plan = choose(config, assemble_checked)
+    else:
+        plan = assemble(executed_schedule(config) if chosen is None else chosen)
+    return with_later_cuts(plan, config, lambda cut: _planned(cut, profile, machine, plan.schedule))
 
 
 def _plan_of(draft: Draft, note: Callable[[RunPlan], None] = lambda plan: None) -> RunPlan:

@@ -27,7 +27,7 @@ def to_table(plan: RunPlan, *, width: int = 80) -> str:
         plan: the plan.
         width: the longest line; single words and numbers may be longer.
     """
-    tables = (_stages(plan, width), _memory(plan, width), *_choices(plan, width))
+    tables = (_stages(plan, width), *_cuts(plan, width), _memory(plan, width), *_choices(plan, width))
     lines = [*_wrapped(_headline(plan), width), "", *tables, *_wrapped(_closing(plan), width)]
     return "\n".join(lines) + "\n"
 
@@ -95,6 +95,21 @@ def _stages(plan: RunPlan, width: int) -> str:
 def _speeds(plan: RunPlan) -> list[float]:
     """The speed of each stage's device, in parts of the described one's."""
     return [plan.devices[rank].speed if plan.devices else 1.0 for rank in plan.schedule.placement[0]]
+
+
+def _cuts(plan: RunPlan, width: int) -> Iterator[str]:
+    """Yield one row for each cut, if layers move while the run trains: its stages, its step, and its peak of memory."""
+    rows = [
+        (
+            str(step),
+            ", ".join(map(_layers, cut.partition)),
+            format_seconds(cut.time.step_seconds),
+            format_bytes(cut.peak_memory_bytes[cut.fullest]),
+        )
+        for step, cut in plan.cuts
+    ]
+    if rows:
+        yield table_text("stages by step", ("after step", "layers", "step", "peak"), rows, width)
 
 
 def _memory(plan: RunPlan, width: int) -> str:

@@ -260,6 +260,9 @@ class RunPlan:
             strategy of ``offload.activations`` plans it.
         devices: the device of each pipeline rank; empty if all are the described one.
         device_limits: the memory limit of each pipeline rank; empty if all have that of the described device.
+        cuts: if layers move between stages while the run trains: the steps after which the run has other stages, from 0
+            on, each with the plan of these stages. The memory is then that of the whole run, with the moves; its states
+            are those of the last stages.
     """
 
     layout: dict[str, int]
@@ -289,6 +292,12 @@ class RunPlan:
     arenas: tuple[ArenaFigures, ...] = ()
     devices: tuple[DeviceClass, ...] = ()
     device_limits: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, RunPlan], ...] = ()
+
+    def at(self, step: int) -> RunPlan:
+        """The plan with the stages that it has after ``step`` steps of a run."""
+        found = [plan for begins, plan in self.cuts if begins <= step]
+        return replace(found[-1], memory=self.memory, cuts=self.cuts) if found else self
 
     def save(self, run_dir: Path) -> None:
         """Write the plan into a run's directory, for its ranks and for whoever continues or reads the run."""
@@ -408,6 +417,7 @@ class RunPlan:
             **self._measurement(),
             "bubble_ratio": self.time.bubble_ratio,
             "partition": [list(layers) for layers in self.partition],
+            **({"cuts": [_cut_document(*each) for each in self.cuts]} if self.cuts else {}),
             "layout": dict(self.layout),
             "problems": [problem.line() for problem in self.problems],
             "state_bytes": list(self.state_bytes),
@@ -456,3 +466,13 @@ class RunPlan:
             "tokens_per_second": work.tokens_per_second(seconds),
             "mfu": work.mfu(seconds),
         }
+
+
+def _cut_document(step: int, plan: RunPlan) -> dict[str, Any]:
+    """What the document says of stages that a run has after so many steps; the peaks are those of these stages."""
+    return {
+        "after_step": step,
+        "partition": [list(layers) for layers in plan.partition],
+        "peak_memory_bytes": list(plan.peak_memory_bytes),
+        "step_seconds": plan.time.step_seconds,
+    }

@@ -52,7 +52,7 @@ from runner.model.layers import StageModule
 from runner.model.precision import cast_module
 from runner.model.seeds import mix_seed, seed_generators
 from runner.model.sharded.values import Shard
-from runner.model.tags import ParameterTag, tags_of
+from runner.model.tags import ParameterTag, named_parameters, tags_of
 from runner.model.ties import crossing_ties
 from runner.optim.forecast import Forecast
 from runner.optim.learning_rate import scaled_rates
@@ -61,9 +61,10 @@ from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
-from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
+from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy, num_bytes
 from runner.strategy.compressed import attach_compression
-from runner.strategy.held_bytes import held_bytes
+from runner.strategy.held_bytes import held_bytes, unwrapped
+from runner.strategy.migration import Belongings, exchanged, layers_in, moves_between, put_layer, require_movable
 from runner.strategy.offload import make_offload, swap_weights
 from runner.strategy.own_clipping import refusing_norms_of_a_part
 from runner.strategy.protocols import Layout, PipelineModule
@@ -105,6 +106,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         self.meter: MemoryMeter | None = None
         self.last_step: FinishedStep | None = None
         self.exchange: ReplicaExchange | None = None  # exchanges momentum instead of gradients
+        self.averages: dict[str, Tensor] = {}  # of this rank's trained weights by global name, if some are kept
         self._device_type = device
         self._timeout = timedelta(seconds=timeout_seconds)
         self._is_updating = False  # whether the optimizer has begun an update and not ended it
@@ -300,15 +302,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             loss=module.loss_function,
             transport=transport,
             options=self.options,
-            tags=tags_of(
-                stages,
-                ties=module.ties,
-                partition=self.plan.partition,
-                ranks_of_stage=partial(self.plan.topology.holders, shard=self.shard),
-                later_copies=view.later_copies,
-                shards=shards,
-                is_first_shard=view.is_first_shard,
-            ),
+            tags=self._tags_of(stages, module, shards),
             sharding=self._sharding_of(stages),
             tensor_group=tensor_group,
             keep=self._gradients_of,
@@ -316,6 +310,59 @@ class EngineStrategy(NamedCheckpointStrategy):
             offload=offload,
             swap=swap,
         )
+
+    def _tags_of(
+        self, stages: Mapping[int, StageModule], module: PipelineModule, shards: Mapping[str, Shard]
+    ) -> dict[str, ParameterTag]:
+        return tags_of(
+            stages,
+            ties=module.ties,
+            partition=self.plan.partition,
+            ranks_of_stage=partial(self.plan.topology.holders, shard=self.shard),
+            later_copies=self.view.later_copies,
+            shards=shards,
+            is_first_shard=self.view.is_first_shard,
+        )
+
+    def move_layers(self, module: PipelineModule, plan: Layout) -> int:
+        """Go on with other layers in the stages, between two steps; all ranks call it after the same step.
+
+        The optimizer stays the object that it is. Gradients have no memory meanwhile.
+
+        Args:
+            module: has the stages.
+            plan: the plan with another partition, and with what is kept of its stages; the rest is that of before.
+
+        Returns:
+            the bytes that this rank has sent.
+
+        Raises:
+            RunFailedError: something that belongs to a layer cannot leave its rank.
+        """
+        assert self.engine is not None
+        engine, optimizer = self.engine, unwrapped(self.optimizers[0])
+        self._finished += engine.drain()
+        moves = moves_between(self.plan.partition, plan.partition, plan.schedule.placement[0])
+        require_movable(engine.stages.values(), moves)
+        engine.let_go()
+        held, averages = held_bytes(engine, optimizer), num_bytes(self.averages)
+        belongings = Belongings(optimizer, self.averages, named_parameters(engine.stages))
+        place = self.view.position, self.view.pipeline
+        came, sent, received = exchanged(moves, *place, layers_in(engine.stages.values()), belongings, engine.transport)
+        self.plan = plan
+        stages = module.build_stages(plan.partition, self.stages)
+        for number, layer in layers_in(stages.values()).items():
+            if number in came:
+                cast_module(layer.to(device=self.root_device), self.options.dtype)
+                put_layer(layer, came.pop(number), belongings)
+        for number, stage in stages.items():
+            install(stage, plan.activations.stages[number])
+        engine.hold(stages, self._tags_of(stages, module, {}))
+        assert self.meter is not None
+        self.meter.layers_moved(held["weights"] + held["optimizer"] + averages + received)
+        self.meter.hold(num_bytes(self.averages))
+        self.watch_states()
+        return sent
 
     def _moving(self) -> AbstractContextManager[None]:
         """The context in which offloading moves tensors; the engine's timeline measures it."""

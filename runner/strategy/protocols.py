@@ -25,7 +25,11 @@ class PipelineModule(Protocol):
     ties: Sequence[Tie]
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
-        """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
+        """Build the layers of ``stages`` and keep them as submodules; called before the optimizers are made.
+
+        Where layers move while a run trains, it is called again after each move: layers that this rank has built
+        before are then the same modules.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import Parameter
 
+from runner.engine.engine import Engine
 from runner.model.tags import named_parameters
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.whole_tensors import cut
@@ -47,9 +48,8 @@ class WeightAveraging(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy = _strategy(trainer)
         assert strategy.engine is not None
-        tags = strategy.engine.tags
-        own = named_parameters(strategy.engine.stages)
-        self._weights |= {name: parameter for name, parameter in own.items() if tags[name].is_trained}
+        self._weights = _trained(strategy.engine)
+        strategy.averages = self._averages
         loaded = cut({name: self._loaded[name] for name in self._weights if name in self._loaded}, strategy.engine)
         for name, parameter in self._weights.items():
             start = loaded.get(name, parameter.detach())
@@ -59,6 +59,9 @@ class WeightAveraging(Callback):
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        engine = _strategy(trainer).engine
+        if engine is not None and self._weights.keys() != self._averages.keys():
+            self._weights = _trained(engine)  # layers have moved, and their averages with them
         for name, parameter in self._weights.items():
             self._averages[name].lerp_(_wide(parameter.detach()), 1.0 - self._decay)
 
@@ -97,6 +100,11 @@ class WeightAveraging(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._loaded = dict(checkpoint.get(AVERAGE, {}))
+
+
+def _trained(engine: Engine) -> dict[str, Parameter]:
+    own = named_parameters(engine.stages)
+    return {name: parameter for name, parameter in own.items() if engine.tags[name].is_trained}
 
 
 def _wide(value: Tensor) -> Tensor:

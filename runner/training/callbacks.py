@@ -83,6 +83,7 @@ class StepClock(Callback):
         self._samples_of = samples_of
         self._mark = 0.0
         self._row: tuple[int, dict[str, float]] = (0, {})  # a step, and what is logged of it
+        self.layers_moved: dict[str, Any] | None = None  # what the record says of layers that have moved before a step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()
@@ -167,6 +168,8 @@ class StepClock(Callback):
                 engine.taken_back.clear()
             if finished.loss_scale is not None:
                 extra["loss_scale"] = finished.loss_scale
+            if self.layers_moved is not None:
+                extra["layers_moved"], self.layers_moved = self.layers_moved, None
             seconds = self.walls[len(self._losses)]
             self._losses.append(finished.loss)
             if self._log is not None:

@@ -109,11 +109,11 @@ def finish(
     if (run_dir / SAMPLES_FILE).is_file():
         artifacts["samples"] = SAMPLES_FILE
     assert strategy.meter is not None
-    timed = range(strategy.meter.untimed_steps, len(clock.walls))
-    walls = {index: clock.walls[index] for index in timed}
+    untimed = strategy.meter.untimed_steps(len(clock.walls))
+    walls = {index: seconds for index, seconds in enumerate(clock.walls) if index not in untimed}
     artifacts |= _drawn(run_dir, plan, measures, walls)
     record = _measured(run_dir, strategy, module, config, plan, measures, walls)
-    spent = _run_seconds(times, strategy.meter.untimed_steps)
+    spent = _run_seconds(times, untimed)
     record = record.replace(artifacts=record.artifacts | artifacts, extras=record.extras | {RUN_SECONDS: spent})
     if checkpoints.missing:
         record = record.replace(extras=record.extras | {"not_saved": checkpoints.missing})
@@ -126,16 +126,16 @@ def finish(
         return
     record = record.replace(status="ok")
     record.save(run_dir)
-    remember_loop(config, clock.loops[strategy.meter.untimed_steps :])
+    remember_loop(config, [clock.loops[index] for index in walls])
     Pulse.current().enter(Phase.DONE)
     _call_report(config, run_dir, weights, record, times.spent)
 
 
-def _run_seconds(times: Times, counted: int) -> dict[str, float]:
-    """What the run's time has gone to so far, the first steps, which count tensors and so are slower, apart."""
+def _run_seconds(times: Times, counted: Sequence[int]) -> dict[str, float]:
+    """What the run's time has gone to so far, the steps apart that count tensors and so are slower."""
     walls = times.clock.walls
-    found = {"num_steps": len(walls), "num_counted": min(counted, len(walls)), **times.spent.seconds()}
-    found["counted_steps"] = sum(walls[:counted])
+    found = {"num_steps": len(walls), "num_counted": len(counted), **times.spent.seconds()}
+    found["counted_steps"] = sum(walls[index] for index in counted)
     return found | {STEPS: max(0.0, found.get(STEPS, 0.0) - found["counted_steps"])}
 
 
@@ -232,6 +232,7 @@ def _measured(
         | metric_extras(module.val_metrics)
         | ({"tokens_per_second": tokens} if tokens is not None else {})
         | _skipped(config, lines)
+        | _moved(lines)
         | _slowest(measures, timed)
         | _states(record, plan, measures)
         | _reserved(plan, measures),
@@ -287,6 +288,12 @@ def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
         return {}
     skipped = {"skipped_steps": [line["step"] for line in lines if line.get("skipped")]}
     return skipped | ({"loss_scale": scales[-1]} if scales else {})
+
+
+def _moved(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The moves of layers between stages: after which step, which layers, their bytes and the seconds of the move."""
+    moves = [{"after_step": line["step"] - 1, **line["layers_moved"]} for line in lines if "layers_moved" in line]
+    return {"layer_moves": moves} if moves else {}
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -17,6 +19,7 @@ from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
 from runner.optim.build import optimizer_of_run
 from runner.optim.learning_rate import build_scheduler
+from runner.strategy.migration import emptied, layers_in, tensors_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.validation import LOSS, ValidationSums, note_means
 
@@ -72,8 +75,22 @@ class LayersModule(pl.LightningModule):
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
         built = {stage: build_stage(self._sources, *partition[stage]) for stage in stages}
         self.stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
-        self._sources = ()  # releases layers that belong to other ranks
+        if self._config.partition.migrate is None:
+            self._sources = ()  # releases layers that belong to other ranks
+        else:
+            self._keep(layers_in(built.values()))
         return built
+
+    def _keep(self, held: Mapping[int, nn.Module]) -> None:
+        """Keep the layers of other ranks for when they come, without memory, and those of this rank as they are."""
+        own = [tensor for layer in held.values() for tensor in tensors_of(layer)]
+        for source in self._sources:
+            if source.given is not None and source.index not in held:
+                emptied(source.given, own)
+        self._sources = [
+            replace(source, build=partial(_same, held[source.index])) if source.index in held else source
+            for source in self._sources
+        ]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return requested_optimizer(self._config, self.stages)
@@ -114,3 +131,7 @@ class LayersModule(pl.LightningModule):
             RequestError: see :meth:`runner.engine.engine.Engine.validate`.
         """
         self.engine_strategy.validate(batch)
+
+
+def _same(layer: nn.Module) -> nn.Module:
+    return layer

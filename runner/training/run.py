@@ -55,6 +55,7 @@ from runner.training.measure.loop import usual_loop_seconds
 from runner.training.measure.prediction import measured_plan
 from runner.training.measure.shared import SharedFigures, store_of_ranks
 from runner.training.measure.spent import REHEARSAL, STEPS, Spent
+from runner.training.migrations import Migrations
 from runner.training.module import LayersModule
 from runner.training.progress import progress
 from runner.training.random_state import random_state
@@ -103,6 +104,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     if rank == 0:
         _tell_of_data(config, loaders)
     resumed = _resumed(config, loaders[0])
+    if resumed is not None:
+        strategy.plan = parts.plan.at(resumed.step)
     before = resumed.history if resumed is not None else History()
     _show_history(module, before)
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
@@ -140,6 +143,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         BeforeFirstStep(predict),
         spent,
         clock,
+        *([Migrations(parts.plan, clock)] if parts.plan.cuts else []),
         Validations(are_due, missing_after),
         SaveFirst(checkpoints),
         *users,

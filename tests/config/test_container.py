@@ -23,6 +23,7 @@ def config() -> RunConfig:
         "model.kwargs.text='a: [b]'",
         "hardware=a100_80gb",
         "partition.boundaries=[2]",
+        "partition.migrate={3: [1]}",
     ]
     return resolve(lines)
 

@@ -104,6 +104,12 @@ COMBINED: list[dict[str, Any]] = [
     {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
+    {
+        "partition.migrate": {0: [2, 1]}, "parallelism.name": "auto", "parallelism.tensor": 2, "zero.stage": 1,
+        "offload.activations": "async", "offload.weights": "l2l", "offload.delay_from": 1, "compile": True,
+        "compression.name": "powersgd", "schedule.post_validation": True, "approximate_backward.name": "both",
+        "trainer.max_epochs": 1, "hardware.devices": [DeviceClassConfig()], "optimizer.name": "kfac",
+    },
     *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
     *(
         {f"{section}.{key}": WRONG[next(iter(each.values())).kind]}

@@ -71,6 +71,10 @@ REQUESTS = [
         "1f1b", schedule__shares=[1.0] * 7 + [100.0], offload__activations="save_on_cpu", offload__weights="granular"
     ),
     request("1f1b", partition__name="manual", partition__boundaries=[9]),
+    *(
+        request(name, partition__migrate={3: [9]}, schedule__opportunistic=name == "varuna" or None)
+        for name in ("1f1b", "ampnet", "chimera", "pipefisher", "bpipe", "varuna", "avgpipe")
+    ),
     request("pipedream_2bw", precision__name="fp16_mixed"),
     request("pipedream_2bw", weight_prediction__name="adam", weight_prediction__preset="spectrain"),
     request("gpipe", weight_prediction__name="nesterov", optimizer__name="lamb", compile=True, zero__stage=1),

@@ -55,6 +55,18 @@ class Lazy(nn.Module):
         return [lambda: nn.Linear(6, 12), lambda: nn.GELU(), lambda: nn.Linear(12, 12), lambda: nn.Linear(12, 5)]
 
 
+def normed() -> nn.Sequential:
+    """Keeps running averages of its inputs."""
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 5))
+
+
+def tied() -> nn.Sequential:
+    """Its second and its last layer share their weight."""
+    layers = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 5))
+    layers[3].weight = layers[1].weight
+    return layers
+
+
 class Breaks(nn.Module):
     """Works in a profile and in a rehearsal, and does ``what`` from the given training call on."""
 

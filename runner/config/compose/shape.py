@@ -182,7 +182,7 @@ def describe(annotation: Any) -> str:
     if origin is list:
         return f"a list, each entry {describe(arguments[0])}"
     if origin is dict:
-        return "a mapping of names to values"
+        return f"a mapping of {'whole numbers' if arguments[0] is int else 'names'} to values"
     if origin in (Union, types.UnionType):
         return " or ".join("null" if each is types.NoneType else describe(each) for each in arguments)
     return words[annotation]
@@ -212,6 +212,11 @@ def check_value(annotation: Any, value: object, path: str, *, where: str = "") -
     if origin is list and isinstance(value, list):
         return _check_items(arguments[0], enumerate(value), path, where, as_list=True)
     if origin is dict and isinstance(value, Mapping):
+        if arguments[0] is int:  # JSON knows no keys but text
+            numbers = {_scalar(int, int(key) if str(key).isdecimal() else key): each for key, each in value.items()}
+            if None in numbers:
+                return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}")]
+            value = numbers
         return _check_items(arguments[1], value.items(), path, where, as_list=False)
     converted = _scalar(annotation, value)
     if converted is not None:

@@ -15,6 +15,7 @@ from runner.config.rules.launcher import LAUNCHER_TABLES
 from runner.config.rules.learning_rate import LEARNING_RATE
 from runner.config.rules.machine import MACHINE
 from runner.config.rules.memory import MEMORY
+from runner.config.rules.migration import MIGRATION_TABLES
 from runner.config.rules.optimizer import OPTIMIZER_TABLES
 from runner.config.rules.precision import PRECISION_TABLES
 from runner.config.rules.request import KNOWN_NAMES, REQUEST_TABLES
@@ -30,6 +31,7 @@ __all__ = ["CONFIG_TABLES", "KNOWN_NAMES", "may_be_called", "rules"]
 
 CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *REQUEST_TABLES,
+    *MIGRATION_TABLES,
     *ADAPTER_TABLES,
     *EMBEDDING_TABLES,
     *TENSOR_TABLES,

@@ -32,6 +32,7 @@ class Channel(IntEnum):
     MOMENTUM = 6  # between replicas, for optimizers that compress it
     PARTS = 8  # between ranks that divide layers
     INPUT = 7  # input of a stage, for the rank of its backward, if another rank runs its forward
+    LAYER = 9  # between two steps, all that belongs to a layer that another rank holds from then on
 
 
 class Handle(Protocol):

@@ -13,9 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.engine.transport.base import Channel, Handle, Transport
 from runner.model.boundary import flatten, unflatten
 
-__all__ = ["all_gather_values", "broadcast_value", "gather_values", "packed", "unpacked"]
+__all__ = [
+    "all_gather_values",
+    "broadcast_value",
+    "gather_values",
+    "packed",
+    "receive_value",
+    "send_value",
+    "unpacked",
+]
 
 Value = TypeVar("Value")
 _LENGTH_BYTES = 8
@@ -57,6 +66,36 @@ def unpacked(data: Tensor) -> Any:
         stored = data[at : at + count].clone().view(dtype).view(shape)
         tensors.append(stored.permute(sorted(range(len(order)), key=order.__getitem__)))
         at += count
+    return unflatten(tensors, structure)
+
+
+def send_value(value: Any, transport: Transport, peer: int, channel: Channel) -> list[tuple[Handle, Tensor]]:
+    """Start to send what :func:`packed` takes, without a copy of it; return its messages, which must stay alive."""
+    tensors, structure = flatten(value)
+    orders = [_axes_in_memory(tensor) for tensor in tensors]
+    kinds = [
+        (str(each.dtype).removeprefix("torch."), list(each.permute(order).shape), order, each.device.type)
+        for each, order in zip(tensors, orders, strict=True)
+    ]
+    sent = transport.send_bytes(json.dumps([kinds, structure]).encode(), peer, channel)
+    for tensor, order in zip(tensors, orders, strict=True):
+        if tensor.numel():
+            there = tensor.detach().permute(order).to(transport.device).contiguous().reshape(-1).view(torch.uint8)
+            sent.append((transport.send(there, peer, channel), there))
+    return sent
+
+
+def receive_value(transport: Transport, peer: int, channel: Channel) -> Any:
+    """What :func:`send_value` has sent; a tensor of the device is on this rank's, one of the CPU on the CPU."""
+    kinds, structure = json.loads(transport.receive_bytes(peer, channel))
+    tensors = []
+    for name, shape, order, device in kinds:
+        dtype: torch.dtype = getattr(torch, name)
+        received = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=transport.device)
+        if received.numel():
+            transport.receive(received, peer, channel).wait()
+        own = received.view(dtype).view(shape).permute(sorted(range(len(order)), key=order.__getitem__))
+        tensors.append(own if device == transport.device.type else own.to(device))
     return unflatten(tensors, structure)
 
 

@@ -199,6 +199,11 @@ class StageGradients:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def let_go(self) -> None:
+        """Free the buffers; the gradients cannot be used any more."""
+        self.release()
+        self.flats, self._views = [], []
+
     def squares(self) -> list[float]:
         """The sum of squares of each counted parameter's gradient, in float64."""
         return [

@@ -8,7 +8,7 @@ Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,25 @@ class MasterWeights(Optimizer):
         """Set the masters from the weights, after other code has changed the weights; states are kept."""
         for parameter, master in self._pairs:
             master.copy_(parameter)
+
+    def take_out(self, parameter: Tensor) -> None:
+        """Hold a parameter of the groups no longer, nor its master."""
+        master = self._masters.pop(parameter)
+        for group in self._inner.param_groups:
+            group["params"][:] = [each for each in group["params"] if each is not master]
+        self._inner.state.pop(master, None)
+        self._pairs = [pair for pair in self._pairs if pair[1] is not master]
+
+    def put_in(self, parameter: Tensor, group: int, entries: Mapping[str, Any]) -> None:
+        """Hold a further parameter of a group, with its master and the wrapped optimizer's state in ``entries``."""
+        master = self._masters[parameter] = Parameter(entries[MASTER])
+        self._inner.param_groups[group]["params"].append(master)
+        kept = {key: value for key, value in entries.items() if key != MASTER}
+        if kept:
+            self._inner.state[master] = kept
+        weights = {each: weight for weight, each in self._masters.items()}
+        self._pairs = [(weights[each], each) for one in self._inner.param_groups for each in one["params"]]
+        self._publish()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Like torch's, but in full precision: torch would round every state to the weights' dtype."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
-from runner.config.schema import PartitionConfig, RunConfig
+from runner.config.schema import RunConfig
 from runner.plan.cut.partition import Partition
 from runner.plan.devices import DeviceClass, with_devices
 
@@ -22,5 +23,5 @@ def with_partition(config: RunConfig, layers: Partition, devices: Sequence[Devic
     if config.partition.name in FIXED:
         return config
     changed = copy.copy(config)
-    changed.partition = PartitionConfig("manual", boundaries=[first for first, _ in layers[1:]])
+    changed.partition = replace(config.partition, name="manual", boundaries=[first for first, _ in layers[1:]])
     return changed

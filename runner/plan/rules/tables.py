@@ -11,6 +11,7 @@ from runner.plan.activations import activation_problems
 from runner.plan.cut.partition import partition_problems
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan, schedule_problems
 from runner.plan.rules.facts import OrderFacts, RequestFacts
+from runner.plan.rules.migration import MIGRATION
 from runner.plan.rules.prediction import CORRECTED, NO_PREDICTION, PREDICTED
 from runner.plan.rules.schedule import (
     ASYNCHRONOUS,
@@ -64,6 +65,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
             ),
         ),
     ),
+    MIGRATION,
     ASYNCHRONOUS,
     AVERAGED,
     WAVES,

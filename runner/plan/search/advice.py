@@ -149,8 +149,8 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> _Alter
         }
         if not _spec(config).one_rank:
             overrides |= {"schedule": "1f1b"}
-        if config.partition.name == "manual":
-            overrides |= {"partition": "auto"}
+        if config.partition.name == "manual" or config.partition.migrate is not None:
+            overrides |= {"partition": "auto", "partition.migrate": None}
         overrides |= of_equals(config)
         plan = tried(config, overrides, replan)
         if plan is not None and plan.fits:

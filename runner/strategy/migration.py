@@ -1,0 +1,221 @@
+"""Moves layers between the ranks of a pipeline, between two steps: weights, buffers and optimizer states.
+
+All that belongs to a layer is known by its names. Random numbers need nothing, because seeds depend on the step, the
+micro-batch and the layer. Source of the idea: Zhao et al. 2021, vPipe, which moves layers between neighbouring stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.engine.transport.base import Channel, Transport
+from runner.engine.transport.objects import receive_value, send_value
+from runner.errors import RunFailedError
+from runner.model.layers import StageModule
+from runner.optim.states.moved import put_in, take_out
+from runner.plan.cut.partition import Partition
+
+__all__ = [
+    "Belongings",
+    "Move",
+    "emptied",
+    "exchanged",
+    "layers_in",
+    "moves_between",
+    "put_layer",
+    "require_movable",
+    "tensors_of",
+]
+
+
+class Move(NamedTuple):
+    """A layer that leaves one position of the pipeline for another one."""
+
+    layer: int
+    source: int
+    target: int
+
+
+class Belongings(NamedTuple):
+    """What a rank keeps of weights beside its modules.
+
+    Args:
+        optimizer: holds its trained weights, and their states.
+        averages: averages of trained weights, by global name.
+        parameters: its parameters, by global name.
+    """
+
+    optimizer: Optimizer
+    averages: dict[str, Tensor]
+    parameters: Mapping[str, nn.Parameter]
+
+
+def moves_between(before: Partition, after: Partition, placement: Sequence[int]) -> tuple[Move, ...]:
+    """The layers that change their rank from one cut to another one, in the model's order.
+
+    Args:
+        before, after: first and last layer of each stage, inclusive.
+        placement: the position of each stage.
+    """
+    old, new = (
+        [placement[stage] for stage, (first, last) in enumerate(cut) for _ in range(first, last + 1)]
+        for cut in (before, after)
+    )
+    return tuple(Move(layer, a, b) for layer, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+
+
+def layers_in(stages: Iterable[StageModule]) -> dict[int, nn.Module]:
+    """The modules of the layers of some stages, by their place in the model."""
+    return {
+        number: layer
+        for stage in stages
+        for number, layer in enumerate(stage.layers_between(stage.first_layer, stage.last_layer), stage.first_layer)
+    }
+
+
+def require_movable(stages: Iterable[StageModule], moves: Sequence[Move]) -> None:
+    """Refuse a move of what cannot be sent, or could not be told from what the model's function makes.
+
+    Args:
+        stages: the stage modules of this rank.
+        moves: the layers that move.
+
+    Raises:
+        RunFailedError: a layer that moves has hooks, or a forward has given a buffer another shape.
+    """
+    leaving = {move.layer for move in moves}
+    for stage in stages:
+        grown = next(iter(stage.grown_buffers()), None)
+        if grown is not None:
+            raise RunFailedError(f"buffer {grown} has another shape than at the start, and {_STAYS}")
+        for number, layer in layers_in([stage]).items():
+            if number in leaving and any(_has_hooks(module) for module in layer.modules()):
+                raise RunFailedError(f"layer {number} has hooks, which would stay on their rank, and {_STAYS}")
+
+
+_STAYS = "layers cannot move between stages so; partition.migrate=null keeps them where they are"
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(module, kind, None) for kind in kinds)
+
+
+def exchanged(
+    moves: Sequence[Move],
+    position: int,
+    pipeline: Sequence[int],
+    held: Mapping[int, nn.Module],
+    own: Belongings,
+    transport: Transport,
+) -> tuple[dict[int, Any], int, int]:
+    """Send the layers that leave this rank, whose memory is then free, and receive what belongs to those that come.
+
+    Args:
+        moves: the layers that move.
+        position: this rank's place in the pipeline.
+        pipeline: the global rank at each position.
+        held: the modules of this rank's layers.
+        own: what it keeps of their weights, afterwards without that of layers that leave.
+        transport: sends and receives messages.
+
+    Returns:
+        what :func:`put_layer` takes, by layer; the bytes of tensors that were sent, and of those that came.
+
+    """
+    leaving = [move for move in moves if move.source == position]
+    sent, messages = 0, []
+    for move in leaving:
+        taken = _taken(held[move.layer], own)
+        messages += send_value(taken, transport, pipeline[move.target], Channel.LAYER)
+        sent += _num_bytes(taken)
+    came = {
+        move.layer: receive_value(transport, pipeline[move.source], Channel.LAYER)
+        for move in moves
+        if move.target == position
+    }
+    for handle, _ in messages:
+        handle.wait()
+    left = {move.layer for move in leaving}
+    stay = [each for number, layer in held.items() if number not in left for each in tensors_of(layer)]
+    for number in left:
+        emptied(held[number], stay)
+    return came, sent, sum(_num_bytes(each) for each in came.values())
+
+
+def _taken(layer: nn.Module, own: Belongings) -> dict[str, Any]:
+    """All that belongs to a layer; its trained weights leave what the rank keeps of them."""
+    parameters = dict(layer.named_parameters(remove_duplicate=False))
+    numbers = {id(each) for each in parameters.values()}
+    names = [name for name, each in own.parameters.items() if id(each) in numbers and name in own.averages]
+    return {
+        "parameters": {name: (each.data, each.requires_grad) for name, each in parameters.items()},
+        "buffers": {name: (each, is_saved) for name, each, is_saved in _buffers(layer)},
+        "modes": [module.training for module in layer.modules()],
+        "states": {name: take_out(own.optimizer, each) for name, each in parameters.items() if each.requires_grad},
+        "averages": {name: own.averages.pop(name) for name in names},
+    }
+
+
+def _buffers(layer: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """The buffers of a layer: name, tensor, and whether it is saved."""
+    for path, module in layer.named_modules():
+        for name, value in module._buffers.items():
+            if value is not None:
+                yield f"{path}.{name}".removeprefix("."), value, name not in module._non_persistent_buffers_set
+
+
+def tensors_of(layer: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a layer."""
+    return [*layer.parameters(), *layer.buffers()]
+
+
+def emptied(layer: nn.Module, but: Iterable[Tensor] = ()) -> None:
+    """Free the memory of a layer's weights and buffers; the module stays, for when the layer comes.
+
+    Args:
+        layer: the layer.
+        but: tensors that others use, too.
+    """
+    kept = {id(each) for each in but}
+    for each in tensors_of(layer):
+        if id(each) not in kept:
+            each.data = each.data.new_empty(0)
+
+
+@torch.no_grad()
+def put_layer(layer: nn.Module, came: Mapping[str, Any], own: Belongings) -> None:
+    """Give a module what belongs to its layer, and the rank what it keeps of its weights.
+
+    Args:
+        layer: the module.
+        came: what :func:`exchanged` has received for the layer.
+        own: what this rank keeps; its optimizer has the groups of that rank's.
+    """
+    for name, (value, is_trained) in came["parameters"].items():
+        parameter = layer.get_parameter(name)
+        parameter.data = value
+        parameter.requires_grad_(is_trained)
+    for name, (value, is_saved) in came["buffers"].items():
+        path, _, last = name.rpartition(".")
+        module = layer.get_submodule(path)
+        module._buffers[last] = value
+        if not is_saved:
+            module._non_persistent_buffers_set.add(last)
+    for module, mode in zip(layer.modules(), came["modes"], strict=True):
+        module.training = mode
+    for name, (group, states) in came["states"].items():
+        put_in(own.optimizer, layer.get_parameter(name), group, states)
+    own.averages.update(came["averages"])
+
+
+def _num_bytes(taken: Any) -> int:
+    if isinstance(taken, Tensor):
+        return taken.nbytes
+    parts = taken.values() if isinstance(taken, Mapping) else taken if isinstance(taken, list | tuple) else ()
+    return sum(_num_bytes(each) for each in parts)
