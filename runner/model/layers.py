@@ -208,7 +208,7 @@ class StageModule(nn.Module):
         self._sources = tuple(sources)
         self._parts: tuple[Part, ...] = (Part(self.first_layer, self.last_layer),)
         self._whole: Around | None = None
-        self._built_shapes = saved_shapes(self)
+        self.note_built()
 
     @property
     def takes_targets(self) -> bool:
@@ -271,6 +271,10 @@ class StageModule(nn.Module):
     def global_state(self) -> dict[str, torch.Tensor]:
         """Parameters and persistent buffers by global name; each comes once."""
         return {self.global_name(name): value for name, value in self.state_dict().items()}
+
+    def note_built(self) -> None:
+        """Take the shapes that saved buffers have now for those that the model's function gives them."""
+        self._built_shapes = saved_shapes(self)
 
     def grown_buffers(self) -> dict[str, tuple[int, ...]]:
         """The shapes of saved buffers, by global name, that forwards have made, or have given another shape."""

@@ -96,7 +96,7 @@ def _problems(config: RunConfig, cuts: Sequence[RunPlan]) -> Iterator[Problem]:
 
 
 def _moving(before: RunPlan, after: RunPlan) -> MemoryPrediction:
-    """What ranks hold while layers move; a layer's weights are there twice when they come, as made and as sent."""
+    """What ranks hold while layers move."""
     placement = before.schedule.placement[0]
     parts = []
     for position, (own, then) in enumerate(zip(before.memory.states, after.memory.states, strict=True)):
@@ -111,7 +111,7 @@ def _moving(before: RunPlan, after: RunPlan) -> MemoryPrediction:
         )
         share = sum(row.gradient_bytes for row in coming) / trained if trained else 0.0
         states = own.optimizer + round(then.optimizer * share)
-        parts.append(MemoryParts(own.weights + 2 * weights, 0, states, 0, own.buffers))
+        parts.append(MemoryParts(own.weights + weights, 0, states, 0, own.buffers))
     return MemoryPrediction(tuple(parts))
 
 

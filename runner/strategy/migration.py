@@ -13,22 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.engine.transport.base import Channel, Transport
+from runner.engine.transport.base import Channel, Handle, Transport
 from runner.engine.transport.objects import receive_value, send_value
 from runner.errors import RunFailedError
 from runner.model.layers import StageModule
 from runner.optim.states.moved import put_in, take_out
 from runner.plan.cut.partition import Partition
+from runner.strategy.checkpoints_by_name import num_bytes
 
 __all__ = [
     "Belongings",
     "Move",
     "emptied",
-    "exchanged",
     "layers_in",
     "moves_between",
-    "put_layer",
+    "receive_layer",
     "require_movable",
+    "send_layer",
     "tensors_of",
 ]
 
@@ -106,51 +107,27 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, kind, None) for kind in kinds)
 
 
-def exchanged(
-    moves: Sequence[Move],
-    position: int,
-    pipeline: Sequence[int],
-    held: Mapping[int, nn.Module],
-    own: Belongings,
-    transport: Transport,
-) -> tuple[dict[int, Any], int, int]:
-    """Send the layers that leave this rank, whose memory is then free, and receive what belongs to those that come.
+def send_layer(
+    layer: nn.Module, own: Belongings, transport: Transport, rank: int
+) -> tuple[list[tuple[Handle, Tensor]], int]:
+    """Start to send all that belongs to a layer to the rank that holds it from now on.
 
     Args:
-        moves: the layers that move.
-        position: this rank's place in the pipeline.
-        pipeline: the global rank at each position.
-        held: the modules of this rank's layers.
-        own: what it keeps of their weights, afterwards without that of layers that leave.
-        transport: sends and receives messages.
+        layer: the layer's module.
+        own: what this rank keeps, afterwards without that of the layer's weights.
+        transport: sends messages.
+        rank: the global rank.
 
     Returns:
-        what :func:`put_layer` takes, by layer; the bytes of tensors that were sent, and of those that came.
-
+        the messages, which must stay alive until they have left, and the bytes of their tensors.
     """
-    leaving = [move for move in moves if move.source == position]
-    sent, messages = 0, []
-    for move in leaving:
-        taken = _taken(held[move.layer], own)
-        messages += send_value(taken, transport, pipeline[move.target], Channel.LAYER)
-        sent += _num_bytes(taken)
-    came = {
-        move.layer: receive_value(transport, pipeline[move.source], Channel.LAYER)
-        for move in moves
-        if move.target == position
-    }
-    for handle, _ in messages:
-        handle.wait()
-    left = {move.layer for move in leaving}
-    stay = [each for number, layer in held.items() if number not in left for each in tensors_of(layer)]
-    for number in left:
-        emptied(held[number], stay)
-    return came, sent, sum(_num_bytes(each) for each in came.values())
+    taken = _taken(layer, own)
+    return send_value(taken, transport, rank, Channel.ACTIVATION), num_bytes(taken)
 
 
 def _taken(layer: nn.Module, own: Belongings) -> dict[str, Any]:
     """All that belongs to a layer; its trained weights leave what the rank keeps of them."""
-    parameters = dict(layer.named_parameters(remove_duplicate=False))
+    parameters = dict(layer.named_parameters())
     numbers = {id(each) for each in parameters.values()}
     names = [name for name, each in own.parameters.items() if id(each) in numbers and name in own.averages]
     return {
@@ -189,14 +166,16 @@ def emptied(layer: nn.Module, but: Iterable[Tensor] = ()) -> None:
 
 
 @torch.no_grad()
-def put_layer(layer: nn.Module, came: Mapping[str, Any], own: Belongings) -> None:
-    """Give a module what belongs to its layer, and the rank what it keeps of its weights.
+def receive_layer(layer: nn.Module, own: Belongings, transport: Transport, rank: int) -> int:
+    """Receive what :func:`send_layer` has sent; return the bytes of its tensors.
 
     Args:
-        layer: the module.
-        came: what :func:`exchanged` has received for the layer.
-        own: what this rank keeps; its optimizer has the groups of that rank's.
+        layer: the layer's module, on this rank's device.
+        own: what this rank keeps, whose optimizer has the groups of that rank's; afterwards also of this layer.
+        transport: receives messages.
+        rank: the global rank that has sent it.
     """
+    came = receive_value(transport, rank, Channel.ACTIVATION)
     for name, (value, is_trained) in came["parameters"].items():
         parameter = layer.get_parameter(name)
         parameter.data = value
@@ -212,10 +191,4 @@ def put_layer(layer: nn.Module, came: Mapping[str, Any], own: Belongings) -> Non
     for name, (group, states) in came["states"].items():
         put_in(own.optimizer, layer.get_parameter(name), group, states)
     own.averages.update(came["averages"])
-
-
-def _num_bytes(taken: Any) -> int:
-    if isinstance(taken, Tensor):
-        return taken.nbytes
-    parts = taken.values() if isinstance(taken, Mapping) else taken if isinstance(taken, list | tuple) else ()
-    return sum(_num_bytes(each) for each in parts)
+    return num_bytes(came)

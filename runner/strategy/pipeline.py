@@ -64,7 +64,16 @@ from runner.schedule.lowering.program import lower
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy, num_bytes
 from runner.strategy.compressed import attach_compression
 from runner.strategy.held_bytes import held_bytes, unwrapped
-from runner.strategy.migration import Belongings, exchanged, layers_in, moves_between, put_layer, require_movable
+from runner.strategy.migration import (
+    Belongings,
+    emptied,
+    layers_in,
+    moves_between,
+    receive_layer,
+    require_movable,
+    send_layer,
+    tensors_of,
+)
 from runner.strategy.offload import make_offload, swap_weights
 from runner.strategy.own_clipping import refusing_norms_of_a_part
 from runner.strategy.protocols import Layout, PipelineModule
@@ -346,23 +355,34 @@ class EngineStrategy(NamedCheckpointStrategy):
         require_movable(engine.stages.values(), moves)
         engine.let_go()
         held, averages = held_bytes(engine, optimizer), num_bytes(self.averages)
-        belongings = Belongings(optimizer, self.averages, named_parameters(engine.stages))
-        place = self.view.position, self.view.pipeline
-        came, sent, received = exchanged(moves, *place, layers_in(engine.stages.values()), belongings, engine.transport)
+        own = Belongings(optimizer, self.averages, named_parameters(engine.stages))
+        before, position, ranks = layers_in(engine.stages.values()), self.view.position, self.view.pipeline
+        leaving = [move for move in moves if move.source == position]
+        sent = [send_layer(before[move.layer], own, engine.transport, ranks[move.target]) for move in leaving]
         self.plan = plan
         stages = module.build_stages(plan.partition, self.stages)
-        for number, layer in layers_in(stages.values()).items():
-            if number in came:
-                cast_module(layer.to(device=self.root_device), self.options.dtype)
-                put_layer(layer, came.pop(number), belongings)
+        layers = layers_in(stages.values())
+        stay = [tensor for number, layer in layers.items() if number in before for tensor in tensors_of(layer)]
+        for move in leaving:
+            emptied(before[move.layer], stay)  # what is on its way keeps its memory until it has arrived
+        received = 0
+        for move in moves:
+            if move.target == position:
+                emptied(layers[move.layer], stay)  # a module that was made only now has weights of its own
+                cast_module(layers[move.layer].to(device=self.root_device), self.options.dtype)
+                received += receive_layer(layers[move.layer], own, engine.transport, ranks[move.source])
+        for messages, _ in sent:
+            for handle, _ in messages:
+                handle.wait()
         for number, stage in stages.items():
+            stage.note_built()
             install(stage, plan.activations.stages[number])
         engine.hold(stages, self._tags_of(stages, module, {}))
         assert self.meter is not None
         self.meter.layers_moved(held["weights"] + held["optimizer"] + averages + received)
         self.meter.hold(num_bytes(self.averages))
         self.watch_states()
-        return sent
+        return sum(num_bytes for _, num_bytes in sent)
 
     def _moving(self) -> AbstractContextManager[None]:
         """The context in which offloading moves tensors; the engine's timeline measures it."""

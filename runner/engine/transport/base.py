@@ -23,7 +23,7 @@ _NOTHING_HELD = nullcontext()
 class Channel(IntEnum):
     """The kind of content of a message. Its value is the message's tag."""
 
-    ACTIVATION = 0
+    ACTIVATION = 0  # between two steps, also what belongs to a layer that another rank holds from then on
     GRADIENT = 1
     HEADER = 2  # once per step to the next rank: number of samples and their shapes
     SPEC = 3  # to the next rank, when a boundary's shapes are new
@@ -32,7 +32,6 @@ class Channel(IntEnum):
     MOMENTUM = 6  # between replicas, for optimizers that compress it
     PARTS = 8  # between ranks that divide layers
     INPUT = 7  # input of a stage, for the rank of its backward, if another rank runs its forward
-    LAYER = 9  # between two steps, all that belongs to a layer that another rank holds from then on
 
 
 class Handle(Protocol):

@@ -257,7 +257,9 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 
     def place(rank: int) -> str:
         stages = topology.stages_of(rank)
-        layers = ", ".join("{}..{}".format(*plan.partition[stage]) for stage in stages)
+        layers = _layers_of(plan, stages)
+        for step, cut in plan.cuts[1:]:
+            layers += f", after step {step} {_layers_of(cut, stages)}"
         told = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}, layers {layers}"
         if topology.num_shards == 1:
             return told
@@ -266,6 +268,10 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
         return f"{told}, part {at.tensor} of those of ranks {', '.join(map(str, group))}"
 
     return place
+
+
+def _layers_of(plan: RunPlan, stages: Collection[int]) -> str:
+    return ", ".join("{}..{}".format(*plan.partition[stage]) for stage in stages)
 
 
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
