@@ -19,6 +19,8 @@ from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import LAYERS, halves
 from runner.recipes.planners.halves import lines as halved_lines
 from runner.recipes.planners.measured import SECONDS, asleep, measure
+from runner.recipes.planners.moves import lines as moves_lines
+from runner.recipes.planners.moves import moves
 from runner.recipes.planners.nodes import lines as nodes_lines
 from runner.recipes.planners.nodes import nodes
 from runner.recipes.planners.policy import lines as policy_lines
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learned = list(policy_lines())
     by_device = list(unlike_lines(unlike(asked.out / "unlike") if asked.measure else ()))
     by_node = list(nodes_lines(nodes(asked.out / "nodes") if asked.measure else ()))
-    blocks = markdown(rows), measured_lines(slept), halved, by_device, by_node, learned, lines()
+    moving = list(moves_lines(moves(asked.out / "moves") if asked.measure else ()))
+    blocks = markdown(rows), measured_lines(slept), halved, by_device, by_node, moving, learned, lines()
     print("\n\n".join("\n".join(block) for block in blocks))
     if asked.write_readme:
         figure = draw(_PAGE / "planners.svg", rows)
@@ -60,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.measure:
             replace_block(_PAGE / "README.md", "unlike", "\n".join(by_device))
             replace_block(_PAGE / "README.md", "nodes", "\n".join(by_node))
+            replace_block(_PAGE / "README.md", "moves", "\n".join(moving))
         replace_block(_PAGE / "README.md", "learned", "\n".join(learned))
         replace_block(_PAGE / "README.md", "decides", "\n".join(lines()))
 

@@ -15,7 +15,7 @@ from runner.launch.run.layout_judge import without_search
 from runner.plan.planners.problem import alone
 from runner.plan.planners.published.registry import KINDS
 from runner.recipes import planners
-from runner.recipes.planners import graphs, nodes, unlike
+from runner.recipes.planners import graphs, moves, nodes, unlike
 from runner.recipes.planners.__main__ import markdown, measured_lines
 from runner.recipes.planners.figures import draw
 from runner.recipes.planners.halves import FORWARD, formula, halves
@@ -107,6 +107,23 @@ def test_the_page_has_devices_of_unlike_speed_beside_even_stages(monkeypatch: py
         " 2.00 times ",
         " 2.00 times ",
     ] * 2
+
+
+def test_the_page_has_what_a_move_of_layers_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are good requests, in which layers move at six steps."""
+    asked = list[list[str]]()
+
+    def noted(folder: Path, *words: str) -> SimpleNamespace:
+        asked.append([*words])
+        moved = [{"bytes": 1000, "seconds": seconds} for seconds in (0.1, 0.2, 0.6)]
+        return SimpleNamespace(record={"step_seconds": {"median": 0.4}, "layer_moves": moved})
+
+    monkeypatch.setattr(moves, "train", noted)
+    rows = moves.moves(Path("runs"))
+    configs = [resolve(words) for words in asked]
+    assert not any(rules(config) for config in configs)
+    assert [len(config.partition.migrate or ()) for config in configs] == [6, 6]
+    assert "| one block of four | 1.00 kB | 200 ms | 600 ms | 400 ms | 0.50 |" in list(moves.lines(rows))[2]
 
 
 def test_the_page_has_two_nodes_with_a_slow_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,9 @@ MIGRATION_TABLES: tuple[Table[RunConfig], ...] = (
             _stays("offload.delay_from", None, "An update that is still to come belongs to all weights of a rank"),
             _stays("compile", False, "A compiled layer keeps to the weights that it was compiled with"),
             _stays(
-                "compression.name", "none", "What compression leaves over belongs to the gradients of a whole stage"
+                "compression.name",
+                "none",
+                "What it draws and leaves over goes by stages: another cut gives other gradients",
             ),
             _stays("schedule.post_validation", False, "A step that may be taken back would need the layers of before"),
             _stays("approximate_backward.name", "none", "Layers are wrapped for it once, at the start"),
