@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import user_project
+import warm
 from covering import sampled
 from thread_runs import result
 from torch import nn
@@ -48,6 +50,9 @@ CASES = {
     ),
     "split backward": (("parallelism.pipeline=2", "schedule=zb_h1", "optimizer=adamw"), *TWO),
     "layers made late": ((*PLAIN[:3], "model.target=user_code:Lazy"), "[2]", "{7: [1], 13: [3]}"),
+    "matrices": ((*PLAIN[:2], "optimizer=muon", "precision=bf16_master"), *TWO),
+    "large batches": ((*PLAIN[:2], "optimizer=lamb"), *TWO),
+    "variance of one": ((*PLAIN[:2], "optimizer=adabelief"), *TWO),
     "running averages": ((*PLAIN[:3], "model.target=user_code:normed"), "[2]", "{7: [1], 13: [3]}"),
 }  # fmt: skip
 
@@ -128,6 +133,16 @@ def test_processes_move_layers(tmp_path: Path) -> None:
     assert moved["loss"] == without["loss"]
     require_equal(found, weights)
     assert len(moved["layer_moves"]) == 2
+
+
+def test_a_run_with_moves_is_verified(tmp_path: Path) -> None:
+    """Of a layer that has left a rank, no gradient of an earlier step is compared."""
+    directory = user_project.make_directory(tmp_path)
+    cuts = ("schedule.microbatches=4", "partition=manual", "partition.boundaries=[4]", "partition.migrate={1: [2]}")
+    words = [word for word in user_project.OVERRIDES if not word.startswith(("run_dir", "trainer.max_steps"))]
+    command = [sys.executable, "-m", "runner", "verify", *words, *PLAIN, *cuts, "--steps", "3"]
+    done = warm.run(command, cwd=directory, env=user_project.environment(directory))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @cache

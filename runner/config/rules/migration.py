@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.schema import RunConfig
 from runner.errors import Problem
-from runner.optim.catalogue.registry import find_optimizer
+from runner.optim.catalogue.registry import FUNCTION, OPTIMIZERS, find_optimizer
 
 __all__ = ["MIGRATION_TABLES"]
 
@@ -21,9 +21,17 @@ def _stays(path: str, needed: object, why: str) -> Row[RunConfig]:
     return Row(path, lambda c: value_at(c, path) != needed, rule, why, fix=f"{path}={shown}")
 
 
-def _states_of_several(config: RunConfig) -> bool:
+_MOVING = tuple(
+    name
+    for name, kind in OPTIMIZERS.items()
+    if name != FUNCTION and not (kind.compresses or kind.watch or kind.state_bytes or kind.operator)
+)
+"""Optimizers of this package that keep plain tensors for each weight, and nothing else."""
+
+
+def _keeps_more(config: RunConfig) -> bool:
     kind = find_optimizer(config.optimizer)
-    return kind is None or not kind.by_weight
+    return kind is None or not (kind.by_weight or kind.name in _MOVING)
 
 
 def _wrong_cuts(config: RunConfig) -> Iterator[Problem]:
@@ -82,9 +90,9 @@ MIGRATION_TABLES: tuple[Table[RunConfig], ...] = (
             ),
             Row(
                 "optimizer",
-                _states_of_several,
-                "must be adam, adamw or sgd with partition.migrate",
-                "States of {optimizer.name} are not known to belong to single weights, with which they could move",
+                _keeps_more,
+                f"must be one of {', '.join(_MOVING)} with partition.migrate",
+                "States of {optimizer.name} are not known to be plain tensors of single weights, which move with them",
                 fix="optimizer=adamw",
                 value=lambda c: c.optimizer.name,
             ),

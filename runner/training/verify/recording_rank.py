@@ -53,6 +53,8 @@ class _Recorder(Callback):
             assert isinstance(strategy, EngineStrategy)
             if strategy.last_step is not None and strategy.last_step.skipped:
                 self._gradients = {}  # those of a step before: none were applied
+            tags = strategy.engine.tags if strategy.engine is not None else {}
+            self._gradients = {name: each for name, each in self._gradients.items() if name in tags}  # layers may move
             with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
                 own = [_whole(strategy, tensors) for tensors in (self._gradients, weights)]
