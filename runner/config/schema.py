@@ -198,7 +198,7 @@ class PlannerConfig:
     name: str = "joint"
     target: str | None = None  # your own: package.module:name of a PlannerKind, or a function of a PlanningProblem
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
-    form: str = "paper"  # pipedream's seconds of a stage: those of its paper, or of its repository
+    form: str = "paper"  # of the planner's model: paper; repository, of pipedream; uniform, of alpa: stages that run
 
     def __post_init__(self) -> None:
         """A target is a planner of one's own, whose option file needs no name."""

@@ -83,7 +83,7 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.name": "auto", "parallelism.free": ["pipeline"], "planner.name": "dapple"},
     {"parallelism.name": "auto", "parallelism.free": ["depth"]},
     {"planner.name": "dapple"}, {"planner.name": "nobody"}, {"transport.emulate_links": True},
-    {"planner.form": "repository"}, {"planner.name": "pipedream", "planner.form": "sum"},
+    {"planner.form": "repository"}, {"planner.form": "uniform"}, {"planner.name": "pipedream", "planner.form": "sum"},
     {"kernels.attention": "liger"}, {"kernels.attention": "fused", "compile": True},
     {"kernels.norm": "quick"}, {"kernels.elementwise": "quick"}, {"kernels.loss": "quick"},
     {"kernels.norm": "fused", "precision.name": "bf16_mixed"},

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from runner.config.schema import PlannerConfig
 from runner.errors import RequestError
 from runner.plan.planners.kinds import PlannerKind
 from runner.plan.planners.published.alpa import pipelined
+from runner.plan.planners.published.alpa_inside import least
 from runner.plan.planners.published.chain import Chain, given_microbatches
 from runner.plan.planners.published.dapple import Placed, length, placed_blocks
 from runner.plan.planners.published.pipedream import slowest, slowest_by_levels
@@ -319,8 +320,9 @@ def test_dapples_length_is_that_of_a_play_for_equal_stages_and_too_long_for_othe
     assert 0.1 <= max(too_short) <= 0.27
 
 
+@pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int) -> None:
+def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int, uniform: bool) -> None:
     of, count = problem(seed, layers=4, tight=seed % 2 == 1), 4
     best = []
     for ranges in cuts(4):
@@ -328,34 +330,71 @@ def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int) -> None:
             if any(n not in (1, 2, 4) for n in own):
                 continue
             stages = [
-                stage(of, first, end, n, count, len(ranges) - number - 1)
+                stage(of, first, end, n, count, len(ranges) - number - 1, uniform)
                 for number, ((first, end), n) in enumerate(zip(ranges, own, strict=True))
             ]
             if None not in stages:
                 times = [each for each in stages if each is not None]
                 best.append(sum(times) + (count - 1) * max(times))
-    found = pipelined(of, count)
+    found = pipelined(of, count, uniform=uniform)
     assert (found is None) == (not best)
     if found is not None:
-        assert found[0] == pytest.approx(min(best), rel=1e-12)
+        assert found[0] == pytest.approx(min(best), rel=1e-9)
 
 
-def stage(of: PlanningProblem, first: int, end: int, devices: int, count: int, after: int) -> float | None:
-    """The fastest way to run some layers on some devices, written anew."""
-    options = []
-    for division in of.divisions:
-        if devices % division.tensor:
+def stage(
+    of: PlanningProblem, first: int, end: int, devices: int, count: int, after: int, uniform: bool
+) -> float | None:
+    """The fastest way to run some layers on some devices, written anew: by all splits of each layer."""
+    meshes = [each for each in of.divisions if devices % each.tensor == 0]
+    meshes = [each for each in meshes if of.batch / count / (devices // each.tensor) >= 1]
+    layers, options = range(first, end), []
+    for splits in product(meshes, repeat=end - first):
+        if uniform and len({each.tensor for each in splits}) > 1:
             continue
-        replicas = devices // division.tensor
-        samples = of.batch / count / replicas
-        for way, kept in enumerate(division.kept):
-            rows = figures(of, samples, division.tensor, way)[first:end]
-            weights = sum(weight for _, weight, _ in rows)
-            saved = samples * sum(line.each for line in kept.saved[first:end]) * min(after + 1, count)
-            if samples >= 1 and 4 * weights + saved + samples * 0.1 <= of.memory[4]:
-                sums = 2 * (replicas - 1) * weights / replicas / 4.0 / count
-                options.append(sum(seconds for seconds, _, _ in rows) + sums)
+        replicas = [devices // each.tensor for each in splits]
+        micro = [of.batch / count / each for each in replicas]
+        for way in (0, 1):
+            held = seconds = 0.0
+            for layer, each, copies, samples in zip(layers, splits, replicas, micro, strict=True):
+                time, weight, _ = figures(of, samples, each.tensor, way)[layer]
+                saved = samples * each.kept[way].saved[layer].each * min(after + 1, count)
+                held += 4 * weight + saved
+                seconds += time + 2 * (copies - 1) * weight / copies / 4.0 / count
+            for layer, (one, other) in zip(layers, pairwise(micro), strict=False):
+                seconds += abs(one - other) * of.divisions[0].boundary[layer] / 4.0
+            most = [max(micro)] if uniform else [of.batch / count / (devices // each.tensor) for each in meshes]
+            if held + 0.1 * max(most) <= of.memory[4]:
+                options.append(seconds)
     return min(options, default=None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_program_inside_a_mesh_is_the_least_of_all_splits(seed: int) -> None:
+    """Graphs of up to six nodes with up to four splits, of which memory allows some, all or none."""
+    draw = random.Random(seed)
+    counts = [draw.randint(1, 4) for _ in range(draw.randint(1, 6))]
+    seconds = [[draw.uniform(0.1, 1.0) for _ in range(count)] for count in counts]
+    sizes = [[draw.uniform(0.1, 1.0) for _ in range(count)] for count in counts]
+    edges = {
+        (one, other): [[draw.choice([0.0, draw.uniform(0.0, 0.5)]) for _ in range(counts[other])] for _ in range(wide)]
+        for other in range(len(counts))
+        for one, wide in enumerate(counts[:other])
+        if draw.random() < 0.6
+    }
+    low, high = sum(map(min, sizes)), sum(map(max, sizes))
+    limit = low + draw.uniform(-0.1, 1.0) * (high - low) - 1e-3 * (low == high)
+    times = [
+        sum(own[at] for own, at in zip(seconds, splits, strict=True))
+        + sum(edge[splits[one]][splits[other]] for (one, other), edge in edges.items())
+        for splits in product(*map(range, counts))
+        if sum(own[at] for own, at in zip(sizes, splits, strict=True)) <= limit
+    ]
+    found = least(seconds, sizes, edges, limit)
+    assert (found is None) == (not times)
+    if found is not None:
+        assert found[0] == pytest.approx(min(times), rel=1e-6)
+        assert sum(own[at] for own, at in zip(sizes, found[1], strict=True)) <= limit * (1 + 1e-6)
 
 
 def test_each_planner_answers_and_says_what_the_engine_lacks() -> None:

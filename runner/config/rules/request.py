@@ -267,6 +267,9 @@ def _unknown_free(config: RunConfig) -> Iterator[Problem]:
             yield Problem("parallelism.free", name, rule, why, f"parallelism.free=[{near}]" if near else "")
 
 
+_FORM_OF = {"repository": "pipedream", "uniform": "alpa"}
+"""The planner that has each form of a model beside its paper's."""
+
 _PARALLELISM: Table[RunConfig] = Table(
     "Degrees",
     (
@@ -294,13 +297,16 @@ _PARALLELISM: Table[RunConfig] = Table(
         ),
         *optional_target("planner.target"),
         *of_own("planner", "a planner", KNOWN_NAMES["planner"]),
-        one_of("planner.form", ("paper", "repository")),
-        belongs(
-            "planner.form",
-            "planner=pipedream",
-            "The other planners have one form of their model",
-            fix="planner=pipedream",
-            when=lambda c: c.planner.name != "pipedream",
+        one_of("planner.form", ("paper", *_FORM_OF)),
+        *(
+            belongs(
+                "planner.form",
+                f"planner={owner}",
+                "The other planners have no such form of their model",
+                fix=f"planner={owner}",
+                when=lambda c, form=form, owner=owner: c.planner.form == form and c.planner.name != owner,  # type: ignore[misc]
+            )
+            for form, owner in _FORM_OF.items()
         ),
         Row(
             "parallelism.free",

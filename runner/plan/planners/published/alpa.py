@@ -1,28 +1,36 @@
-"""``planner=alpa``: the inter-operator level: stages on meshes of 1, 2, 4, … devices, by dynamic programming.
+"""``planner=alpa``: stages on meshes of 1, 2, 4, … devices, by dynamic programming, each split by an integer program.
 
-The step is the sum of the stages and T - 1 times the slowest; a stage of a mesh takes its best split into replicas and
-parts (here the intra-operator level is that choice). More than 16 layers are first put together in as many clusters.
-What comes after a stage bounds the micro-batches that it keeps.
+The step is the sum of the stages and T - 1 times the slowest. More than 16 layers are first put together in as many
+clusters, which are the nodes of the program: each is split into replicas and parts in its own way, and where that of
+the next one differs, devices exchange the samples that they lack. ``planner.form=uniform`` splits all layers of a stage
+alike. What comes after a stage bounds the micro-batches that it keeps.
 
-Source: Zheng et al. 2022, Alpa (section 5.2).
+Source: Zheng et al. 2022, Alpa (sections 4.2 and 5.2).
 """
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from runner.plan.planners.kinds import AGAIN, CUTS, PARTS, REPLICAS, PlannerKind
+from runner.plan.planners.published.alpa_inside import fastest_on_chain, least
 from runner.plan.planners.published.chain import Chain, answer_of, divisors, least_in_order, powers_of_two
 from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 
 __all__ = ["OnMesh", "PLANNER", "clusters", "pipelined", "plan"]
 
 _CLUSTERS = 16
+_MIXED = "layers of a stage are divided differently, and the engine divides all layers among as many ranks"
 
 
 class OnMesh(NamedTuple):
-    """A stage on a mesh: its seconds for a micro-batch, first and last layer, replicas, parts and way to keep."""
+    """A stage on a mesh: its seconds for a micro-batch, first and last layer, replicas, parts and way to keep.
+
+    If its layers are split differently, ``is_mixed``, replicas and parts are those of the layers with most parts.
+    """
 
     seconds: float
     first: int
@@ -30,13 +38,14 @@ class OnMesh(NamedTuple):
     replicas: int
     tensor: int
     kept: int
+    is_mixed: bool = False
 
 
-def plan(problem: PlanningProblem) -> PlanningAnswer | None:
-    """The answer to a problem; None if nothing fits."""
+def plan(problem: PlanningProblem, *, uniform: bool = False) -> PlanningAnswer | None:
+    """The answer to a problem; None if nothing fits. ``uniform``: all layers of a stage are split alike."""
     best: tuple[float, tuple[OnMesh, ...], int] | None = None
     for microbatches in divisors(problem.batch):
-        found = pipelined(problem, microbatches)
+        found = pipelined(problem, microbatches, uniform=uniform)
         if found is not None and (best is None or found[0] < best[0]):
             best = *found, microbatches
     if best is None:
@@ -53,37 +62,129 @@ def plan(problem: PlanningProblem) -> PlanningAnswer | None:
         microbatches=microbatches,
         kept=tuple(names[stage.kept] for stage in stages),
         seconds=seconds,
+        needs=(_MIXED,) if any(stage.is_mixed for stage in stages) else (),
     )
+
+
+class _Split(NamedTuple):
+    """What a mesh does with some clusters in one way to keep, if memory is not asked for."""
+
+    seconds: float
+    splits: tuple[int, ...]
+    kept: int
 
 
 class _Meshes:
     """The fastest stage of some clusters of layers on a mesh, for one number of micro-batches; each looked at once."""
 
-    def __init__(self, problem: PlanningProblem, microbatches: int, ends: tuple[int, ...]) -> None:
+    def __init__(
+        self, problem: PlanningProblem, microbatches: int, ends: tuple[int, ...], *, uniform: bool, slowest: float
+    ) -> None:
         self._problem, self._microbatches, self._ends = problem, microbatches, ends
+        self._is_uniform, self._slowest = uniform, slowest
         self._chains: dict[tuple[int, int, int], Chain] = {}
         self._known: dict[tuple[int, int, int, int], OnMesh | None] = {}
+        self._fastest: dict[tuple[int, int, int], list[_Split]] = {}
 
     def of(self, first: int, end: int, devices: int, after: int) -> OnMesh | None:
         """The fastest stage of clusters on so many devices with so many stages after it; None if none fits."""
         key = first, end, devices, after
         if key not in self._known:
-            self._known[key] = self._of(self._ends[first], self._ends[end], devices, after)
+            in_flight = min(after + 1, self._microbatches)
+            alike = self._uniform(first, end, devices, in_flight)
+            self._known[key] = alike if self._is_uniform else self._faster(first, end, devices, in_flight, alike)
         return self._known[key]
 
-    def _of(self, first: int, end: int, devices: int, after: int) -> OnMesh | None:
-        problem, found = self._problem, list[OnMesh]()
-        for place, division in enumerate(problem.divisions):
-            replicas, rest = divmod(devices, division.tensor)
-            if rest or problem.batch / self._microbatches / max(replicas, 1) < 1:
-                continue
-            for way in range(len(division.kept)):
+    def _uniform(self, first: int, end: int, devices: int, in_flight: int) -> OnMesh | None:
+        found, first, end = list[OnMesh](), self._ends[first], self._ends[end]
+        for place, replicas in self._splits(devices):
+            for way in range(self._ways):
                 chain = self._chain(place, replicas, way)
-                if chain.peak(first, end, min(after + 1, self._microbatches)) <= problem.memory[problem.ranks]:
+                if chain.peak(first, end, in_flight) <= self._limit:
                     sums = chain.sum_seconds(first, end, replicas) / self._microbatches
                     seconds = chain.seconds(first, end) + sums
-                    found.append(OnMesh(seconds, first, end - 1, replicas, division.tensor, way))
+                    found.append(OnMesh(seconds, first, end - 1, replicas, chain.division.tensor, way))
         return min(found, default=None)
+
+    def _faster(self, first: int, end: int, devices: int, in_flight: int, alike: OnMesh | None) -> OnMesh | None:
+        """The fastest stage whose clusters may be split differently, or the one whose clusters are split alike."""
+        splits = self._splits(devices)
+        best: _Split | None = None
+        for fastest in self._without_limit(first, end, devices):
+            known = (each.seconds for each in (best, alike) if each is not None)
+            if fastest.seconds >= min((self._slowest, *known)):
+                break  # no way that follows can be faster
+            way = fastest.kept
+            chains = [self._chain(place, replicas, way) for place, replicas in splits]
+            sizes = [
+                [chain.held(*own) + in_flight * chain.total("saved", *own) for chain in chains]
+                for own in pairwise(self._ends[first : end + 1])
+            ]
+            limit = self._limit - max(chain.working() for chain in chains)
+            if sum(own[split] for own, split in zip(sizes, fastest.splits, strict=True)) <= limit:
+                found: tuple[float, tuple[int, ...]] | None = (fastest.seconds, fastest.splits)
+            elif limit > 0:
+                edges = {(at, at + 1): edge for at, edge in enumerate(self._edges(first, end, devices))}
+                found = least(self._seconds(first, end, devices, way), sizes, edges, limit)
+            else:
+                found = None
+            if found is not None:
+                best = min(best, _Split(*found, way)) if best is not None else _Split(*found, way)
+        if best is None or (alike is not None and best.seconds >= alike.seconds):
+            return alike
+        place, replicas = max((splits[split] for split in best.splits), key=lambda own: -own[1])
+        tensor, mixed = self._problem.divisions[place].tensor, len({*best.splits}) > 1
+        return OnMesh(best.seconds, self._ends[first], self._ends[end] - 1, replicas, tensor, best.kept, mixed)
+
+    def _without_limit(self, first: int, end: int, devices: int) -> list[_Split]:
+        """The fastest splits of each way to keep, the fastest way first, if memory is not asked for."""
+        key = first, end, devices
+        if key not in self._fastest:
+            edges = self._edges(first, end, devices)
+            found = [
+                _Split(*fastest_on_chain(self._seconds(first, end, devices, way), edges), way)
+                for way in (range(self._ways) if self._splits(devices) else ())
+            ]
+            self._fastest[key] = sorted(found)
+        return self._fastest[key]
+
+    def _seconds(self, first: int, end: int, devices: int, way: int) -> list[list[float]]:
+        """Seconds of each cluster for a micro-batch, with its part of the sums of gradients, by its splits."""
+        chains = [(self._chain(place, replicas, way), replicas) for place, replicas in self._splits(devices)]
+        return [
+            [chain.seconds(*own) + chain.sum_seconds(*own, replicas) / self._microbatches for chain, replicas in chains]
+            for own in pairwise(self._ends[first : end + 1])
+        ]
+
+    def _edges(self, first: int, end: int, devices: int) -> list[list[list[float]]]:
+        """Seconds after each cluster but the last until devices have the samples of the next one, by both splits.
+
+        Who has more samples than before receives them in the forward, and who has fewer their gradients in the
+        backward.
+        """
+        samples, link = self._problem.batch / self._microbatches, self._problem.link
+        shares = [1 / replicas for _, replicas in self._splits(devices)]
+        lacking = [[abs(one - other) for other in shares] for one in shares]
+        sizes = (samples * self._problem.divisions[0].boundary[at - 1] for at in self._ends[first + 1 : end])
+        return [[[link.seconds(each * size) if each else 0.0 for each in own] for own in lacking] for size in sizes]
+
+    @cache  # noqa: B019  # it lives no longer than a plan
+    def _splits(self, devices: int) -> list[tuple[int, int]]:
+        """The places of the divisions that a mesh can have, with the replicas of each."""
+        return [
+            (place, devices // division.tensor)
+            for place, division in enumerate(self._problem.divisions)
+            if devices % division.tensor == 0
+            and self._problem.batch / self._microbatches / (devices // division.tensor) >= 1
+        ]
+
+    @property
+    def _ways(self) -> int:
+        return len(self._problem.divisions[0].kept)
+
+    @property
+    def _limit(self) -> int:
+        return self._problem.memory[self._problem.ranks]
 
     def _chain(self, place: int, replicas: int, way: int) -> Chain:
         key = place, replicas, way
@@ -104,10 +205,22 @@ def clusters(problem: PlanningProblem) -> tuple[int, ...]:
     return (0, *(last + 1 for _, last in cut[1]))
 
 
-def pipelined(problem: PlanningProblem, microbatches: int) -> tuple[float, tuple[OnMesh, ...]] | None:
+def pipelined(problem: PlanningProblem, microbatches: int, *, uniform: bool) -> tuple[float, tuple[OnMesh, ...]] | None:
     """The least seconds of a step with so many micro-batches, and its stages; all devices are used."""
+    alike = _pipelined(problem, microbatches, uniform=True)
+    if uniform:
+        return alike
+    slowest = alike[0] / microbatches if alike is not None else math.inf
+    found = _pipelined(problem, microbatches, uniform=False, slowest=slowest)
+    return min((each for each in (alike, found) if each is not None), default=None)
+
+
+def _pipelined(
+    problem: PlanningProblem, microbatches: int, *, uniform: bool, slowest: float = math.inf
+) -> tuple[float, tuple[OnMesh, ...]] | None:
+    """The same, with stages that take less than ``slowest`` where their layers are split differently."""
     ends, sizes = clusters(problem), powers_of_two(problem.ranks)
-    stage, count = _Meshes(problem, microbatches, ends), len(ends) - 1
+    stage, count = _Meshes(problem, microbatches, ends, uniform=uniform, slowest=slowest), len(ends) - 1
     most = min(count, problem.ranks)
     stages = [
         made
@@ -168,7 +281,8 @@ PLANNER = PlannerKind(
         AGAIN,
     ),
     chooses="cut, replicas and parts of each stage, micro-batches, recomputation by stage",
-    by="dynamic program under each slowest stage",
+    by="dynamic program under each slowest stage, and an integer program in each",
     lacks="bubbles of unlike stages: it is too long",
     position=50,
+    forms={"uniform": partial(plan, uniform=True)},
 )
