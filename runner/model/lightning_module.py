@@ -93,10 +93,6 @@ def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
         for problem in callback_problems(callback, "model.target", target):
             what = f"{name}.configure_callbacks makes a {type(callback).__name__}. {problem.why}"
             yield replace(problem, why=what)
-    if config.partition.migrate is not None:
-        rule = "must be null with a LightningModule"
-        why = f"Code of {name} may hold layers, which would stay on their rank when they move"
-        yield Problem("partition.migrate", config.partition.migrate, rule, why, "partition.migrate=null")
     has_loss = callable(getattr(module, "loss", None)) or brings(module, "training_step")
     if has_loss and config.loss.name != "auto":
         why = f"{name} has its own, which it would replace"
@@ -180,6 +176,10 @@ def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"optimizer.{key}", getattr(config.optimizer, key), "must be left out", why, fix)
     if config.lr_scheduler != LrSchedulerConfig(name="constant"):
         yield Problem("lr_scheduler", config.lr_scheduler.name, "must be left out", why, fix)
+    if config.partition.migrate is not None:
+        why = "The states of its own optimizer are not known to move with single weights"
+        rule = "needs an optimizer of the request"
+        yield Problem("partition.migrate", config.partition.migrate, rule, why, "partition.migrate=null")
     if config.zero.stage is not None:
         why = "ZeRO updates flat parts of the weights, which an optimizer of its own may not be made for"
         yield Problem("zero.stage", config.zero.stage, "needs an optimizer of the request", why, "zero.stage=null")

@@ -7,6 +7,8 @@ micro-batch and the layer. Source of the idea: Zhao et al. 2021, vPipe, which mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from torch.optim import Optimizer
 from runner.engine.transport.base import Channel, Handle, Transport
 from runner.engine.transport.objects import receive_value, send_value
 from runner.errors import RunFailedError
-from runner.model.layers import StageModule
+from runner.model.layers import LayerSource, StageModule
 from runner.optim.states.moved import put_in, take_out
 from runner.plan.cut.partition import Partition
 from runner.strategy.checkpoints_by_name import num_bytes
@@ -25,6 +27,7 @@ __all__ = [
     "Belongings",
     "Move",
     "emptied",
+    "kept_sources",
     "layers_in",
     "moves_between",
     "receive_layer",
@@ -77,6 +80,23 @@ def layers_in(stages: Iterable[StageModule]) -> dict[int, nn.Module]:
         for stage in stages
         for number, layer in enumerate(stage.layers_between(stage.first_layer, stage.last_layer), stage.first_layer)
     }
+
+
+def kept_sources(sources: Sequence[LayerSource], held: Mapping[int, nn.Module]) -> list[LayerSource]:
+    """The layers of a model, of which those that a rank holds are not made again, also when they have left and come.
+
+    Args:
+        sources: the layers.
+        held: the modules of those that the rank holds, by their place in the model.
+    """
+    return [
+        replace(source, build=partial(_same, held[source.index])) if source.index in held else source
+        for source in sources
+    ]
+
+
+def _same(layer: nn.Module) -> nn.Module:
+    return layer
 
 
 def require_movable(stages: Iterable[StageModule], moves: Sequence[Move]) -> None:

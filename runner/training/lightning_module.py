@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch, join_microbatches, split_microbatches
 from runner.errors import Problem, RequestError
-from runner.model.layers import StageModule, build_stage
+from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.lightning_module import OwnStep, own_output, scalar_loss, weight_of, with_one_optimizer
 from runner.model.load import LoadedModel
 from runner.model.modes import evaluating
@@ -26,6 +26,7 @@ from runner.model.precision import for_loss, to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.batches import split_sizes
+from runner.strategy.migration import kept_sources, layers_in
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
 from runner.training.own_hooks import guard_hooks
@@ -84,6 +85,7 @@ class _Bound:
         assert model.module is not None
         self._module: Any = model.module
         self._model, self._strategy, self._config = model, strategy, config
+        self._layers: Sequence[LayerSource] = model.layers
         self._stages = nn.ModuleDict()
         self._released = WeakIdKeyDictionary()
         guard_hooks(self._module, config.model.target, self._released)
@@ -113,12 +115,16 @@ class _Bound:
         )
 
     def _build_stages(self, partition: Partition, stages: Sequence[int]) -> Mapping[int, StageModule]:
-        layers = self._model.layers
+        layers = self._layers
         built = {stage: build_stage(layers, *partition[stage]) for stage in stages}
         self._stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
         if all(layer.given is not self._module for layer in layers):  # otherwise the module would be its own descendant
             self._module.pipeline_stages = self._stages
+        self._layers = kept_sources(layers, layers_in(built.values()))
         held = {id(parameter) for parameter in self._stages.parameters()}
+        for parameter in self._stages.parameters():
+            if parameter in self._released:
+                del self._released[parameter]
         for layer in layers:
             for name, parameter in layer.given.named_parameters() if layer.given is not None else ():
                 if id(parameter) not in held:

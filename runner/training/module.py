@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -19,7 +17,7 @@ from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
 from runner.optim.build import optimizer_of_run
 from runner.optim.learning_rate import build_scheduler
-from runner.strategy.migration import emptied, layers_in, tensors_of
+from runner.strategy.migration import emptied, kept_sources, layers_in, tensors_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.validation import LOSS, ValidationSums, note_means
 
@@ -87,10 +85,7 @@ class LayersModule(pl.LightningModule):
         for source in self._sources:
             if source.given is not None and source.index not in held:
                 emptied(source.given, own)
-        self._sources = [
-            replace(source, build=partial(_same, held[source.index])) if source.index in held else source
-            for source in self._sources
-        ]
+        self._sources = kept_sources(self._sources, held)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return requested_optimizer(self._config, self.stages)
@@ -131,7 +126,3 @@ class LayersModule(pl.LightningModule):
             RequestError: see :meth:`runner.engine.engine.Engine.validate`.
         """
         self.engine_strategy.validate(batch)
-
-
-def _same(layer: nn.Module) -> nn.Module:
-    return layer

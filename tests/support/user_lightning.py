@@ -100,3 +100,26 @@ class LineSearch(Bare):
 class TwoOptimizers(Bare):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return [torch.optim.SGD(part.parameters(), lr=0.05) for part in (self.net[0], self.net[2])]
+
+
+class Traced(pl.LightningModule):
+    """A training step alone, with a skip; the optimizer is the request's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.middle = nn.Linear(6, 12), nn.LayerNorm(12), nn.Linear(12, 12)
+        self.head = nn.Linear(12, 5)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> STEP_OUTPUT:
+        hidden = torch.tanh(self.norm(self.first(batch[0])))
+        return F.cross_entropy(self.head(torch.relu(self.middle(hidden)) + hidden), batch[1])
+
+
+class Layered(Traced):
+    """The same without the skip, as layers and a loss."""
+
+    def layers(self) -> list[nn.Module]:
+        return [self.first, self.norm, nn.Tanh(), self.middle, nn.ReLU(), self.head]
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target)

@@ -53,6 +53,12 @@ CASES = {
     "matrices": ((*PLAIN[:2], "optimizer=muon", "precision=bf16_master"), *TWO),
     "large batches": ((*PLAIN[:2], "optimizer=lamb"), *TWO),
     "variance of one": ((*PLAIN[:2], "optimizer=adabelief"), *TWO),
+    "of Lightning": (
+        (*PLAIN[:3], "model.target=user_lightning:Layered", "loss=auto"), "[3]", "{7: [1], 13: [4]}"
+    ),
+    "a traced step": (
+        (*PLAIN[:3], "model.target=user_lightning:Traced", "loss=auto"), "[2]", "{7: [1], 13: [3]}"
+    ),
     "running averages": ((*PLAIN[:3], "model.target=user_code:normed"), "[2]", "{7: [1], 13: [3]}"),
 }  # fmt: skip
 
@@ -87,7 +93,7 @@ def require_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("case", sampled(CASES, "dropout", "masters", "running averages"))
+@pytest.mark.parametrize("case", sampled(CASES, "dropout", "masters", "running averages", "of Lightning"))
 def test_twenty_steps_with_two_moves_are_those_without(tmp_path: Path, case: str) -> None:
     without, weights = run(tmp_path, case, "without")
     moved, found = run(tmp_path, case, "moved", f"partition.migrate={CASES[case][2]}")
@@ -200,6 +206,12 @@ def test_values_keep_their_bits_between_ranks() -> None:
     for each in (sent, found):
         del each["half"]
     require_equal(found, sent)
+
+
+def test_an_optimizer_of_its_own_does_not_move(tmp_path: Path) -> None:
+    words = (*RUN, *PLAIN[:2], "model.target=user_lightning:Whole", "loss=auto", "optimizer=auto")
+    with pytest.raises(RequestError, match="needs an optimizer of the request"):
+        result(tmp_path, *words, "partition.boundaries=[2]", "partition.migrate={7: [1]}")
 
 
 def test_a_tie_is_not_taken_apart(tmp_path: Path) -> None:
