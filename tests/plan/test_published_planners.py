@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -19,12 +19,13 @@ from runner.config.schema import PlannerConfig
 from runner.errors import RequestError
 from runner.plan.planners.kinds import PlannerKind
 from runner.plan.planners.published.alpa import pipelined
+from runner.plan.planners.published.alpa import plan as plan_by_alpa
 from runner.plan.planners.published.alpa_inside import least
 from runner.plan.planners.published.chain import Chain, given_microbatches
 from runner.plan.planners.published.dapple import Placed, length, placed_blocks
 from runner.plan.planners.published.pipedream import slowest, slowest_by_levels
 from runner.plan.planners.published.placing import Place, nodes_of
-from runner.plan.planners.published.registry import PUBLISHED, answer_of, planner_of
+from runner.plan.planners.published.registry import PUBLISHED, answer_of, form_that_runs, planner_of
 from runner.plan.planners.values import Line, PlanningAnswer, PlanningProblem
 from runner.plan.time.network import LinkClass, Network
 from runner.plan.values import Link
@@ -320,10 +321,26 @@ def test_dapples_length_is_that_of_a_play_for_equal_stages_and_too_long_for_othe
     assert 0.1 <= max(too_short) <= 0.27
 
 
+def divided_unlike(of: PlanningProblem, draw: random.Random) -> PlanningProblem:
+    """Layers of which some gain nothing by being divided, with short messages between them."""
+    whole, parts = of.divisions
+    slower = [draw.choice([1.0, 3.0]) for _ in of.layers]
+    few = tuple(each / 20 for each in whole.boundary)
+
+    def slowed(lines: Sequence[Line]) -> tuple[Line, ...]:
+        return tuple(Line(line.constant, line.each * times) for line, times in zip(lines, slower, strict=True))
+
+    kept = tuple(replace(way, backward=slowed(way.backward)) for way in parts.kept)
+    other = replace(parts, forward=slowed(parts.forward), kept=kept, boundary=few)
+    return replace(of, divisions=(replace(whole, boundary=few), other))
+
+
 @pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int, uniform: bool) -> None:
     of, count = problem(seed, layers=4, tight=seed % 2 == 1), 4
+    if seed >= 4:
+        of = divided_unlike(of, random.Random(seed))
     best = []
     for ranges in cuts(4):
         for own in shares(len(ranges), 4):
@@ -340,6 +357,18 @@ def test_alpa_finds_the_least_sum_with_the_slowest_stage(seed: int, uniform: boo
     assert (found is None) == (not best)
     if found is not None:
         assert found[0] == pytest.approx(min(best), rel=1e-9)
+
+
+def test_what_alpa_cannot_run_names_the_form_that_does() -> None:
+    told = set[str | None]()
+    for seed in range(8):
+        of = divided_unlike(problem(seed, layers=4), random.Random(seed))
+        answer = plan_by_alpa(of)
+        assert answer is not None
+        if "layers of a stage are divided differently" in "".join(answer.needs):
+            told.add(form_that_runs(PlannerConfig("alpa"), of))
+            assert form_that_runs(PlannerConfig("dapple"), of) is None
+    assert "uniform" in told
 
 
 def stage(

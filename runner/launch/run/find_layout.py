@@ -200,16 +200,16 @@ def _of_published(
         RequestError: it finds none that fits by its own model, or one that the engine does not run.
     """
     from runner.plan.planners.choose import Choice, Chosen
-    from runner.plan.planners.published.registry import answer_of, planner_of
+    from runner.plan.planners.published.registry import answer_of, form_that_runs, planner_of
 
     name, answer = section.name, answer_of(planner_of(section), problem)
     if answer is None:
         why = "By its own cost model no layout that it knows fits the memory"
         raise RequestError([Problem("planner", name, "must find a layout", why, "planner=joint")])
     if answer.needs:
-        raise RequestError(
-            [Problem("planner", name, "must find a layout that can run", answer.needs[0], "planner=joint")]
-        )
+        form = form_that_runs(section, problem)
+        fix = "planner=joint" if form is None else f"planner.form={form}"
+        raise RequestError([Problem("planner", name, "must find a layout that can run", answer.needs[0], fix)])
     keys = judge.keys(answer)
     best, evaluated = Choice(answer, keys, judge.typed(keys)), 1
     is_measured = best.plan.profile.seconds_source == "measured"  # estimates are of FLOPs, which stay

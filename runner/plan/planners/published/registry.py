@@ -18,7 +18,7 @@ from runner.plan.planners.values import PlanningAnswer, PlanningProblem
 from runner.schedule.catalogue.registry import find_spec
 from runner.targets import call_named, import_named
 
-__all__ = ["KINDS", "PUBLISHED", "answer_of", "planner_of"]
+__all__ = ["KINDS", "PUBLISHED", "answer_of", "form_that_runs", "planner_of"]
 
 _TARGET = "planner.target"
 
@@ -33,6 +33,13 @@ KINDS: Mapping[str, PlannerKind] = {kind.name: kind for kind in _found()}
 """Every published planner, none of which asks another."""
 
 PUBLISHED: Mapping[str, Planner] = {name: kind.plan for name, kind in KINDS.items()}
+
+
+def form_that_runs(section: PlannerConfig, problem: PlanningProblem) -> str | None:
+    """Another form of the planner's model, with which it finds a layout that the engine runs; None: there is none."""
+    others = KINDS[section.name].forms if section.target is None and section.name in KINDS else {}
+    answers = ((form, plan(problem)) for form, plan in others.items() if form != section.form)
+    return next((form for form, answer in answers if answer is not None and not answer.needs), None)
 
 
 def planner_of(section: PlannerConfig) -> Planner:
