@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
@@ -85,7 +85,9 @@ class BackwardWatch:
 
         def pack(tensor: Tensor) -> Tensor:
             saving()
-            return tensor.detach()
+            newest = autograd._get_sequence_nr() - 1  # type: ignore[attr-defined, unused-ignore]
+            is_result = tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() == newest  # of what saves it
+            return tensor.detach() if is_result else tensor  # itself, with which a shared entry of ranks lives as long
 
         return run_hooked(run, pack, self._ask)
 
