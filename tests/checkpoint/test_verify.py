@@ -33,6 +33,8 @@ LAYOUTS = {
     "pipeline x data": ["parallelism.pipeline=2", "parallelism.data=2", "optimizer=sgd", "optimizer.momentum=0.9"],
     "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
 }
+RUDALLE = [*COMMON, "model=rudalle_tiny", "model.kwargs.layers=1", "data.batch_size=2"]
+MLP = [*COMMON, "model=mlp", "parallelism.sharding={0.0: column_gathered, 1.0: column_gathered}"]
 IN_STAGES = (
     "parallelism.pipeline=2", "schedule.microbatches=2", "parallelism.sequence=true", "trainer.grad_clip_norm=0.01"
 )  # fmt: skip
@@ -72,14 +74,20 @@ def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    ("layout", "rounding", "of_weights"),
-    [(("parallelism.tensor=2", *IN_STAGES), 2e-6, 1e-3), (("parallelism.tensor=4", "precision=fp64"), 1e-13, 1e-11)],
+    ("base", "layout", "rounding", "of_weights"),
+    [
+        (GPT, ("parallelism.tensor=2", *IN_STAGES), 2e-6, 1e-3),
+        (GPT, ("parallelism.tensor=4", "precision=fp64"), 1e-13, 1e-11),
+        (RUDALLE, ("parallelism.tensor=2",), 2e-6, 1e-3),
+        (MLP, ("parallelism.tensor=4",), 2e-6, 1e-3),
+    ],
+    ids=["gpt", "gpt in fp64", "rudalle", "mlp"],
 )
 def test_divided_layers_are_equal_with_rounding_and_to_the_same_parts_without(
-    layout: Sequence[str], rounding: float, of_weights: float, tmp_path: Path
+    base: list[str], layout: Sequence[str], rounding: float, of_weights: float, tmp_path: Path
 ) -> None:
-    """Neither 2 nor 4 divides the 131 tokens. Adam moves a weight far by the rounding of a gradient of zero."""
-    status, document, said = verify(tmp_path, *layout, base=GPT)
+    """Neither 2 nor 4 divides the GPT's 131 tokens. Adam moves a weight far by the rounding of a gradient of zero."""
+    status, document, said = verify(tmp_path, *layout, base=base)
     assert status == 0, said
     assert document["equal"] is True
     assert document["promise"] == "rounding"
