@@ -74,6 +74,13 @@ def test_a_divided_model_has_the_same_profiles(place: Path, words: tuple[str, ..
         assert together(request) == profile_model(request)
 
 
+@pytest.mark.parametrize(("per_node", "degrees"), [(2, [1, 2]), (4, [1, 2, 4])])
+def test_layers_are_divided_among_ranks_of_one_node(per_node: int, degrees: list[int], place: Path) -> None:
+    """So that their sums never pass a slower network, whatever its speed is."""
+    requests = llama(place, f"hardware.devices_per_node={per_node}", "hardware.network_bytes_per_second=1e9")
+    assert sorted({each.parallelism.tensor for each in requests}) == degrees
+
+
 @pytest.mark.costly
 def test_a_traced_model_with_running_statistics_has_the_same_profiles() -> None:
     requests = expected(*_NETS, "model.target=nets:Net")

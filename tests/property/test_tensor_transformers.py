@@ -141,7 +141,9 @@ def test_the_plan_says_what_stays_whole(kind: str) -> None:
 
 
 @pytest.mark.costly
-def test_one_head_of_keys_for_all_queries_is_not_divided_by_a_plan() -> None:
-    sizes = sizes_of("llama", {**_SIZES, "num_key_value_heads": 1})
-    with pytest.raises(RequestError, match="Its 1 heads of keys and values cannot be divided by 2"):
-        prepare(resolve([*_COMMON, *sizes, "parallelism.tensor=2"]), place_is_made=True)
+@pytest.mark.parametrize(("heads", "ranks"), [(1, 2), (4, 8)])
+def test_fewer_heads_of_keys_than_ranks_are_not_divided_by_a_plan(heads: int, ranks: int) -> None:
+    sizes = sizes_of("llama", {**_SIZES, "num_attention_heads": 8, "num_key_value_heads": heads})
+    told = f"Its {heads} heads of keys and values cannot be divided by {ranks}. Try parallelism.tensor={ranks // 2}"
+    with pytest.raises(RequestError, match=re.escape(told)):
+        prepare(resolve([*_COMMON, *sizes, f"parallelism.tensor={ranks}"]), place_is_made=True)
