@@ -46,7 +46,8 @@ class Migrations(Callback):
         layers = [list(move) for move in moves]
         self._clock.layers_moved = {"layers": layers, "bytes": num_bytes, "seconds": seconds}
         logger.info(
-            "after step %d: %d layers moved, %s in %s",
-            *(trainer.global_step, len(moves), format_bytes(num_bytes), format_seconds(seconds)),
+            "after step %d: %d layer%s moved, %s in %s",
+            *(trainer.global_step, len(moves), "s" if len(moves) != 1 else ""),
+            *(format_bytes(num_bytes), format_seconds(seconds)),
         )
         self._clock.start()
