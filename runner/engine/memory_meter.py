@@ -48,6 +48,7 @@ class MemoryMeter:
         self._engine = engine
         self._peak_before = 0  # before layers have moved
         self._untimed = set(range(0 if self._cuda else self._to_track))
+        self._copies = 0
         self._static = _static_bytes(engine, held)
         self._at_home = engine.swap.parameters if engine.swap is not None else []
         self.watch(tensor for store in engine.stores.values() for tensor in store.held)
@@ -59,6 +60,10 @@ class MemoryMeter:
         if self._steps <= self._to_track < _MOST_TRACKED_STEPS:
             self._untimed |= set() if self._cuda else {self._to_track}
             self._to_track += 1
+
+    def hold_copies(self, num_bytes: int) -> None:
+        """Count copies from which a checkpoint is written in the background: the most that there have been."""
+        self._copies = max(self._copies, num_bytes)
 
     def hold(self, num_bytes: int) -> None:
         """Count tensors that exist since before the first step, such as averages of the weights."""
@@ -79,7 +84,7 @@ class MemoryMeter:
         Args:
             num_bytes: what the rank has held during the move.
         """
-        self._peak_before = max(self.peak_bytes, 0 if self._cuda else num_bytes)
+        self._peak_before = max(self.peak_bytes, 0 if self._cuda else num_bytes + self._copies)
         self._tracker = LiveTracker()
         self._static = _static_bytes(self._engine, ())
         self._to_track = max(self._to_track, self._steps + 1)
@@ -95,7 +100,7 @@ class MemoryMeter:
         """The peak so far, of weights, buffers, gradients, states, activations, messages and the step's batch."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self._device)
-        return max(self._peak_before, self._static + self._tracker.peak)
+        return max(self._peak_before, self._static + self._copies + self._tracker.peak)
 
     @property
     def reserved_bytes(self) -> int | None:

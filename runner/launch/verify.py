@@ -69,6 +69,10 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     if config.compression.name != "none":
         why = "One process sums whole gradients, from which compressed ones differ by what is left over"
         raise_problems([Problem("compression", config.compression.name, "must be none here", why, "compression=none")])
+    last = max(config.partition.migrate or {}, default=0)
+    if last >= steps:
+        why = f"Layers move after step {last}, and what follows is compared, too"
+        raise_problems([Problem("--steps", steps, f"must be above {last}", why, f"--steps {last + 1}")])
     _refuse_own_scheduler(config)
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)

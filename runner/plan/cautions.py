@@ -66,6 +66,12 @@ def approximations(config: RunConfig, schedule: Schedule) -> Iterator[str]:
         yield f"compression={config.compression.name}: replicas sum gradients that have lost a part; {_OTHER}"
     if config.approximate_backward.name != "none":
         yield f"approximate_backward={config.approximate_backward.name}: gradients are estimates; {_OTHER}"
+    own = [name for name, each in config.callbacks.items() if not each.target.startswith(("lightning.", "runner."))]
+    if config.partition.migrate is not None and own:
+        yield (
+            f"partition.migrate: parameters that callbacks.{own[0]} keeps are another rank's once their layer has "
+            "moved; pl_module.parameters() has those of now"
+        )
 
 
 def _late_steps(config: RunConfig, schedule: Schedule) -> int:

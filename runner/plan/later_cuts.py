@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from runner.config.schema import PartitionConfig, RunConfig
 from runner.errors import Problem, raise_problems
@@ -39,7 +40,9 @@ def with_later_cuts(plan: RunPlan, config: RunConfig, planned: Callable[[RunConf
         return plan
     cuts = [plan, *(each for _, each in later)]
     raise_problems(_problems(config, cuts))
-    memory = _most([*(each.memory for each in cuts), *map(_moving, cuts, cuts[1:])], cuts[-1].memory)
+    copies = config.checkpoint.asynchronous
+    moving = [_moving(*pair, copies=copies) for pair in pairwise(cuts)]
+    memory = _most([*(each.memory for each in cuts), *moving], cuts[-1].memory)
     return replace(plan, memory=memory, cuts=((0, plan), *later))
 
 
@@ -95,8 +98,8 @@ def _problems(config: RunConfig, cuts: Sequence[RunPlan]) -> Iterator[Problem]:
         yield Problem("partition.migrate", config.partition.migrate, rule, why, "schedule=1f1b")
 
 
-def _moving(before: RunPlan, after: RunPlan) -> MemoryPrediction:
-    """What ranks hold while layers move."""
+def _moving(before: RunPlan, after: RunPlan, *, copies: bool) -> MemoryPrediction:
+    """What ranks hold while layers move; ``copies``: also those from which a checkpoint is written meanwhile."""
     placement = before.schedule.placement[0]
     parts = []
     for position, (own, then) in enumerate(zip(before.memory.states, after.memory.states, strict=True)):
@@ -111,7 +114,8 @@ def _moving(before: RunPlan, after: RunPlan) -> MemoryPrediction:
         )
         share = sum(row.gradient_bytes for row in coming) / trained if trained else 0.0
         states = own.optimizer + round(then.optimizer * share)
-        parts.append(MemoryParts(own.weights + weights, 0, states, 0, own.buffers))
+        buffers = before.memory.parts[position].buffers if copies else own.buffers
+        parts.append(MemoryParts(own.weights + weights, 0, states, 0, buffers))
     return MemoryPrediction(tuple(parts))
 
 

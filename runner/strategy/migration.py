@@ -99,7 +99,7 @@ def _same(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def require_movable(stages: Iterable[StageModule], moves: Sequence[Move]) -> None:
+def require_movable(stages: Iterable[StageModule], moves: Iterable[Move]) -> None:
     """Refuse a move of what cannot be sent, or could not be told from what the model's function makes.
 
     Args:
@@ -107,7 +107,8 @@ def require_movable(stages: Iterable[StageModule], moves: Sequence[Move]) -> Non
         moves: the layers that move.
 
     Raises:
-        RunFailedError: a layer that moves has hooks, or a forward has given a buffer another shape.
+        RunFailedError: a layer that moves has hooks or random numbers of its own, or a forward has given a buffer
+            another shape.
     """
     leaving = {move.layer for move in moves}
     for stage in stages:
@@ -115,16 +116,30 @@ def require_movable(stages: Iterable[StageModule], moves: Sequence[Move]) -> Non
         if grown is not None:
             raise RunFailedError(f"buffer {grown} has another shape than at the start, and {_STAYS}")
         for number, layer in layers_in([stage]).items():
-            if number in leaving and any(_has_hooks(module) for module in layer.modules()):
+            if number in leaving and any(_has_hooks(one) for one in (*layer.modules(), *layer.parameters())):
                 raise RunFailedError(f"layer {number} has hooks, which would stay on their rank, and {_STAYS}")
+            if number in leaving and any(
+                isinstance(own, torch.Generator) for one in layer.modules() for own in vars(one).values()
+            ):
+                raise RunFailedError(
+                    f"layer {number} draws from a generator of its own, which does not move, and {_STAYS}"
+                )
 
 
 _STAYS = "layers cannot move between stages so; partition.migrate=null keeps them where they are"
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return any(getattr(module, kind, None) for kind in kinds)
+def _has_hooks(owner: object) -> bool:
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", _OF_WEIGHT
+    return any(getattr(owner, kind, None) for kind in kinds)
+
+
+_OF_WEIGHT = "_post_accumulate_grad_hooks"
+
+
+def _channel(source: int, target: int) -> Channel:
+    """A channel of its own for each direction, so that two ranks that exchange layers need not wait for each other."""
+    return Channel.ACTIVATION if source < target else Channel.GRADIENT
 
 
 def send_layer(
@@ -142,7 +157,7 @@ def send_layer(
         the messages, which must stay alive until they have left, and the bytes of their tensors.
     """
     taken = _taken(layer, own)
-    return send_value(taken, transport, rank, Channel.ACTIVATION), num_bytes(taken)
+    return send_value(taken, transport, rank, _channel(transport.rank, rank)), num_bytes(taken)
 
 
 def _taken(layer: nn.Module, own: Belongings) -> dict[str, Any]:
@@ -195,7 +210,7 @@ def receive_layer(layer: nn.Module, own: Belongings, transport: Transport, rank:
         transport: receives messages.
         rank: the global rank that has sent it.
     """
-    came = receive_value(transport, rank, Channel.ACTIVATION)
+    came = receive_value(transport, rank, _channel(rank, transport.rank))
     for name, (value, is_trained) in came["parameters"].items():
         parameter = layer.get_parameter(name)
         parameter.data = value

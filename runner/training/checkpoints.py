@@ -104,7 +104,6 @@ class Checkpoints(Callback):
         self._saved_at = time.monotonic()
         self._is_asked = False
         self._background = Background()
-        self._copied = 0  # bytes of the largest copy so far
         self._requested: list[list[dict[str, Any]]] = []  # settings of the optimizers before a checkpoint is loaded
 
     @property
@@ -286,8 +285,7 @@ class Checkpoints(Callback):
     def _start_writing(self, strategy: EngineStrategy, path: Path, content: _Content) -> None:
         copied = num_bytes([content.get(key) for key in ("state_dict", "optimizer_states", AVERAGE)])
         assert strategy.meter is not None
-        strategy.meter.hold(max(0, copied - self._copied))
-        self._copied = max(copied, self._copied)
+        strategy.meter.hold_copies(copied)
         self._background.start(partial(write_part, content, path, strategy.global_rank, strategy.world_size))
 
     def _wait_for_all_ranks(self, trainer: pl.Trainer) -> None:

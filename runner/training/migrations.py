@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import chain, pairwise
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from runner.config.units import format_bytes, format_seconds
 from runner.plan.values import RunPlan
-from runner.strategy.migration import moves_between
+from runner.strategy.migration import moves_between, require_movable
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.callbacks import StepClock
 
@@ -30,6 +31,17 @@ class Migrations(Callback):
 
     def __init__(self, plan: RunPlan, clock: StepClock) -> None:
         self._plan, self._clock = plan, clock
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Refuse what could not move, before the first step.
+
+        Raises:
+            RunFailedError: see :func:`runner.strategy.migration.require_movable`.
+        """
+        cuts = [cut.partition for _, cut in self._plan.cuts]
+        moves = [moves_between(*pair, self._plan.schedule.placement[0]) for pair in pairwise(cuts)]
+        strategy: Any = trainer.strategy
+        require_movable(strategy.engine.stages.values(), chain(*moves))
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         """Move the layers if the next step has another cut. What a resumed run has loaded is in its cut already."""

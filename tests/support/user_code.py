@@ -60,6 +60,12 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 5))
 
 
+def with_weight_norm() -> nn.Sequential:
+    """Its second layer makes its weight in a hook."""
+    hooked = nn.utils.weight_norm(nn.Linear(12, 12))
+    return nn.Sequential(nn.Linear(6, 12), hooked, nn.Tanh(), nn.Linear(12, 5))
+
+
 def tied() -> nn.Sequential:
     """Its second and its last layer share their weight."""
     layers = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 5))

@@ -17,11 +17,15 @@ from thread_runs import result
 from torch import nn
 
 from runner.checkpoint.file import read_checkpoint
+from runner.config.compose.resolve import resolve
 from runner.engine.transport.base import Channel
 from runner.engine.transport.objects import receive_value, send_value
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.errors import RequestError, RunFailedError
+from runner.launch.verify import verify
 from runner.model.layers import build_stage, layers_of
+from runner.plan.cautions import approximations
+from runner.schedule.catalogue.registry import build
 from runner.strategy.migration import Move, emptied, moves_between, require_movable
 
 STEPS = 20
@@ -39,6 +43,7 @@ CASES = {
     "averages": ((*PLAIN, "trainer.ema_decay=0.9"), *TWO),
     "replicas": ((*PLAIN, "parallelism.data=2", "trainer.grad_clip_norm=0.1"), *TWO),
     "run again": ((*PLAIN, "activation_checkpoint=full"), *TWO),
+    "saved beside steps": ((*PLAIN, "checkpoint=asynchronous", "checkpoint.every=5"), *TWO),
     "frozen": ((*PLAIN, "trainer.freeze=[4.*]", "lr_scheduler=cosine"), *TWO),
     "three stages": (
         ("parallelism.pipeline=3", "schedule=gpipe", "optimizer=sgd", "optimizer.momentum=0.9"),
@@ -151,6 +156,30 @@ def test_a_run_with_moves_is_verified(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_hooks_that_layers_have_from_the_start_end_a_run_before_its_first_step(tmp_path: Path) -> None:
+    words = (
+        "model.target=user_code:with_weight_norm",
+        *PLAIN[:3],
+        "partition.boundaries=[2]",
+        "partition.migrate={7: [1]}",
+    )
+    with pytest.raises(RunFailedError, match="layer 1 has hooks"):
+        result(tmp_path, *RUN, *words)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_verification_ends_after_the_last_move(tmp_path: Path) -> None:
+    words = ["model=mlp", *PLAIN[:3], "partition=manual", "partition.boundaries=[4]", "partition.migrate={20: [2]}"]
+    with pytest.raises(RequestError, match=r"--steps = 4: must be above 20\..*Try --steps 21\."):
+        verify(resolve([*words, "trainer.max_steps=40"]), steps=4)
+
+
+def test_a_callback_of_a_user_is_told_that_weights_move() -> None:
+    config = resolve(["model=mlp", "partition.migrate={20: [2]}", "+callbacks.mine.target=mine:Clamp"])
+    (told,) = approximations(config, build("1f1b", 2, 4))
+    assert "parameters that callbacks.mine keeps" in told
+
+
 @cache
 def stage() -> Any:
     return build_stage(layers_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), 0), 0, 1)
@@ -164,6 +193,14 @@ def test_what_would_stay_behind_is_not_moved() -> None:
     with pytest.raises(RunFailedError, match="layer 0 has hooks"):
         require_movable([held], [Move(0, 0, 1)])
     handle.remove()
+    handle = held.layers[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(RunFailedError, match="layer 0 has hooks"):
+        require_movable([held], [Move(0, 0, 1)])
+    handle.remove()
+    held.layers[0].draws = torch.Generator()
+    with pytest.raises(RunFailedError, match="layer 0 draws from a generator of its own"):
+        require_movable([held], [Move(0, 0, 1)])
+    del held.layers[0].draws
     held.layers[1].running_mean = torch.zeros(3)
     with pytest.raises(RunFailedError, match=r"buffer 1\.running_mean has another shape"):
         require_movable([held], [])

@@ -38,6 +38,7 @@ MIGRATION: Table[OrderFacts] = Table(
         _another(
             "Several ranks of {order.name} hold a stage, and would have to change it together", lambda o: o.has_copies
         ),
+        _another("Each of its pipelines has weights of its own", lambda order: order.own_weights),
         _another("What fills its bubbles belongs to the layers of a stage", lambda order: order.filling is not None),
         _another("Ranks that keep activations of others are told once what these are", lambda o: o.moves_activations),
         _another("Its ranks leave their order by what they know of the messages before", lambda o: o.leaves_its_order),

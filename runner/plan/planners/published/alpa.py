@@ -85,6 +85,7 @@ class _Meshes:
         self._chains: dict[tuple[int, int, int], Chain] = {}
         self._known: dict[tuple[int, int, int, int], OnMesh | None] = {}
         self._fastest: dict[tuple[int, int, int], list[_Split]] = {}
+        self._splits = cache(self._splits_of)
 
     def of(self, first: int, end: int, devices: int, after: int) -> OnMesh | None:
         """The fastest stage of clusters on so many devices with so many stages after it; None if none fits."""
@@ -168,8 +169,7 @@ class _Meshes:
         sizes = (samples * self._problem.divisions[0].boundary[at - 1] for at in self._ends[first + 1 : end])
         return [[[link.seconds(each * size) if each else 0.0 for each in own] for own in lacking] for size in sizes]
 
-    @cache  # noqa: B019  # it lives no longer than a plan
-    def _splits(self, devices: int) -> list[tuple[int, int]]:
+    def _splits_of(self, devices: int) -> list[tuple[int, int]]:
         """The places of the divisions that a mesh can have, with the replicas of each."""
         return [
             (place, devices // division.tensor)
