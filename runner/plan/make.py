@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +15,7 @@ from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.values import StageProgram
 from runner.plan.activations import activation_notes, plans_arena
 from runner.plan.cautions import Caution, approximations, lost_states
+from runner.plan.collector import collector_paused
 from runner.plan.cores import core_note
 from runner.plan.devices import emulation_notes, with_speeds
 from runner.plan.draft.draft import Draft, Machine, draft_of
@@ -100,7 +99,7 @@ def make_plan(
     Raises:
         RequestError: the request has problems; the error contains all that :func:`plan_problems` finds.
     """
-    with _collector_paused():
+    with collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes, cores, memory_bytes)
         others = _Others(suggest=suggest, compare=compare)
         return _make(config, profile, machine, schedule, profile_of, rehearse, others)
@@ -111,18 +110,6 @@ class _Others(NamedTuple):
 
     suggest: bool
     compare: bool
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: large plans are millions of small tuples, and searching them doubles the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _make(

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
+from runner.plan.collector import collector_paused
 from runner.plan.planners.cuts import all_of, neighbours, num_of_all, starts
 from runner.plan.planners.orders import Orders, PlayedOrder, copies_in
 from runner.plan.planners.stages import Candidates, Setting, StageTable, state_bytes
-from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
+from runner.plan.planners.values import Division, Order, PlanningAnswer, PlanningProblem
 from runner.schedule.catalogue.registry import SPECS
 from runner.schedule.simulation.batched import Numbers
 
@@ -150,6 +152,7 @@ class JointSearch:
         self._best: dict[tuple[object, ...], _Best] = {}
         self._fastest = float("inf")  # seconds of the best candidate that fits
 
+    @collector_paused()
     def run(self) -> Found:
         """Look at all families that may be the fastest, improve the best, and return what was found."""
         for family in sorted(families(self.problem), key=lambda each: (each.estimate, each.place)):
@@ -346,8 +349,7 @@ def _key(of: Family | PlanningAnswer) -> tuple[object, ...]:
 
 
 def _setting(problem: PlanningProblem, family: Family) -> Setting:
-    division = next(each for each in problem.divisions if each.tensor == family.tensor)
-    samples = problem.batch / (family.data * family.microbatches)
+    division, samples = _division(problem, family.tensor), _samples(problem, family)
     return Setting(division, samples, family.microbatches, family.data, family.zero, family.in_host)
 
 
@@ -362,7 +364,7 @@ def _with_cut(table: StageTable, order: PlayedOrder, boundaries: Sequence[int], 
 
 def families(problem: PlanningProblem) -> Iterator[Family]:
     """Every layout with its orders, ZeRO and micro-batches, those with fewer stages and simpler orders first."""
-    fixed, place = problem.fixed or {}, 0
+    fixed, place, seconds = problem.fixed or {}, 0, _FamilySeconds(problem)
     for world in divisors(problem.ranks):
         for pipeline, tensor in _degrees(problem, world):
             data = world // (pipeline * tensor)
@@ -374,28 +376,99 @@ def families(problem: PlanningProblem) -> Iterator[Family]:
                     for zero, in_host in _places_of_states(problem, data):
                         place += 1
                         family = Family(pipeline, data, tensor, microbatches, order, zero, 0.0, 0.0, place, in_host)
-                        least = lower_bound(problem, family)
-                        yield replace(family, bound=least, estimate=max(least, _estimate(problem, family)))
+                        least = seconds.at_least(family)
+                        yield replace(family, bound=least, estimate=max(least, seconds.estimate(family)))
 
 
-def _estimate(problem: PlanningProblem, family: Family) -> float:
-    """Seconds by the closed form of the order for equal stages, with the fastest way to keep that about fits."""
-    setting = _setting(problem, family)
-    division, samples, pipeline = setting.division, setting.samples, family.pipeline
-    limit = problem.memory[pipeline * family.data * family.tensor]
-    states = sum(state_bytes(setting)) / pipeline
-    span, most = _closed_form(family.order, pipeline, family.microbatches)
-    for kept in division.ways:
-        held = most * sum(line.of(samples) for line in kept.saved) / pipeline
-        if states + held + max(line.of(samples) for line in kept.working) <= limit:
-            break
-    forward = sum(line.of(samples) for line in division.forward)
-    whole = forward + sum(line.of(samples) for line in kept.backward)
-    after = _after(problem, setting) / pipeline
-    actions = 2 * (family.order.chunks if family.order is not None else 1)
-    return family.microbatches * (whole / pipeline + actions * problem.overhead) * span + after
+def lower_bound(problem: PlanningProblem, family: Family) -> float:
+    """Seconds that no step of a family can undercut.
+
+    The mean rank computes its share, sums its gradients and updates; a rank has at least one layer; and the pipeline
+    must be filled.
+    """
+    return _FamilySeconds(problem).at_least(family)
 
 
+class _FamilySeconds:
+    """Bounds and estimates of the seconds of a problem's families; sums over layers are made once for each number of
+    samples, because thousands of families have few of them."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._problem = problem
+        self._computes = cache(self._computes_of)
+        self._ways = cache(self._ways_of)
+        self._states = cache(self._states_of)
+        self._gradients = {each.tensor: sum(each.gradient) for each in problem.divisions}
+
+    def at_least(self, family: Family) -> float:
+        """See :func:`lower_bound`."""
+        problem, pipeline, count = self._problem, family.pipeline, family.microbatches
+        whole, longest = self._computes(family.tensor, _samples(problem, family))
+        computes, engine = count * whole / pipeline, 2 * count * problem.overhead
+        bound = max(
+            engine + computes + self._after(family) / pipeline,
+            count * longest / copies_in(family.order),
+            computes * _fill(family.order, pipeline, count),
+        )
+        if problem.cores is not None:
+            bound = max(bound, family.data * family.tensor * count * whole / problem.cores)
+        return bound
+
+    def estimate(self, family: Family) -> float:
+        """Seconds by the closed form of the order for equal stages, with the fastest way to keep that about fits."""
+        problem, pipeline = self._problem, family.pipeline
+        limit = problem.memory[pipeline * family.data * family.tensor]
+        states = self._states(family.tensor, family.data, family.zero, family.in_host) / pipeline
+        span, most = _closed_form(family.order, pipeline, family.microbatches)
+        forward, ways = self._ways(family.tensor, _samples(problem, family))
+        fitting = (each for each in ways if states + most * each[1] / pipeline + each[2] <= limit)
+        backward, *_ = next(fitting, ways[-1])
+        actions = 2 * (family.order.chunks if family.order is not None else 1)
+        a_microbatch = (forward + backward) / pipeline + actions * problem.overhead
+        return family.microbatches * a_microbatch * span + self._after(family) / pipeline
+
+    def _computes_of(self, tensor: int, samples: float) -> tuple[float, float]:
+        """Seconds of all layers' forwards and backwards for a micro-batch, and of the longest of them."""
+        division = _division(self._problem, tensor)
+        kept = division.kept[0]
+        parts = zip(division.forward, kept.backward, kept.input_gradient, kept.weight_gradient, strict=True)
+        each = [f.of(samples) + min(b.of(samples), i.of(samples) + w.of(samples)) for f, b, i, w in parts]
+        return sum(each), max(each)
+
+    def _ways_of(self, tensor: int, samples: float) -> tuple[float, list[tuple[float, float, float]]]:
+        """Seconds of all layers' forwards; for each way to keep, seconds of backwards, bytes that are kept, and the
+        most bytes that a layer takes beside them."""
+        division = _division(self._problem, tensor)
+        ways = [
+            (
+                sum(line.of(samples) for line in kept.backward),
+                sum(line.of(samples) for line in kept.saved),
+                max(line.of(samples) for line in kept.working),
+            )
+            for kept in division.ways
+        ]
+        return sum(line.of(samples) for line in division.forward), ways
+
+    def _states_of(self, tensor: int, data: int, zero: int | None, in_host: bool) -> float:
+        return sum(state_bytes(Setting(_division(self._problem, tensor), 0.0, 1, data, zero, in_host)))
+
+    def _after(self, family: Family) -> float:
+        """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
+        problem, data, gradients = self._problem, family.data, self._gradients[family.tensor]
+        link = problem.links.replicas([0], data, family.tensor)  # of others the ring may be on more nodes
+        sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
+        return sums + gradients * _setting(problem, family).update_seconds_per_byte(problem)
+
+
+def _division(problem: PlanningProblem, tensor: int) -> Division:
+    return next(each for each in problem.divisions if each.tensor == tensor)
+
+
+def _samples(problem: PlanningProblem, family: Family) -> float:
+    return problem.batch / (family.data * family.microbatches)
+
+
+@cache
 def _closed_form(order: Order | None, pipeline: int, microbatches: int) -> tuple[float, float]:
     """By how much a step is longer than its computes, and the micro-batches that the fullest rank keeps, as whole
     shares of it; for equal stages."""
@@ -473,33 +546,3 @@ def _orders(problem: PlanningProblem, pipeline: int) -> list[Order | None]:
     if pipeline == 1:
         return [None]
     return [order for order in problem.orders if order.chunks * pipeline <= len(problem.layers)]
-
-
-def lower_bound(problem: PlanningProblem, family: Family) -> float:
-    """Seconds that no step of a family can undercut.
-
-    The mean rank computes its share, sums its gradients and updates; a rank has at least one layer; and the pipeline
-    must be filled.
-    """
-    setting = _setting(problem, family)
-    division, samples, pipeline, count = setting.division, setting.samples, family.pipeline, family.microbatches
-    kept = division.kept[0]
-    parts = zip(division.forward, kept.backward, kept.input_gradient, kept.weight_gradient, strict=True)
-    each = [f.of(samples) + min(b.of(samples), i.of(samples) + w.of(samples)) for f, b, i, w in parts]
-    computes, engine = count * sum(each) / pipeline, 2 * count * problem.overhead
-    bound = max(
-        engine + computes + _after(problem, setting) / pipeline,
-        count * max(each) / copies_in(family.order),
-        computes * _fill(family.order, pipeline, count),
-    )
-    if problem.cores is not None:
-        bound = max(bound, family.data * family.tensor * count * sum(each) / problem.cores)
-    return bound
-
-
-def _after(problem: PlanningProblem, setting: Setting) -> float:
-    """Seconds of the sums of all gradients and of the update, if one rank had all layers."""
-    gradients, data = sum(setting.division.gradient), setting.data
-    link = problem.links.replicas([0], data, setting.division.tensor)  # of others the ring may be on more nodes
-    sums = 2 * (data - 1) / data * gradients / link.bytes_per_second if data > 1 and link.bytes_per_second else 0.0
-    return sums + gradients * setting.update_seconds_per_byte(problem)
