@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -178,18 +179,31 @@ def runners_up_text(chosen: Chosen, width: int) -> str:
     """A table of the best layout and those that differ in kind; empty if there are no others."""
     if not chosen.runners_up:
         return ""
-    header = ("kind", "layout", "schedule", "T x b", "again", "ZeRO", "step", "peak", "lacks")
-    rows = [_row(each) for each in (chosen.best, *chosen.runners_up)]
-    told = [at for at in range(len(header)) if any(row[at] not in ("-", "none") for row in rows)]
-    shown = [tuple(row[at] for at in told) for row in rows]
-    return table_text("", [header[at] for at in told], shown, width, left=1)
+    header = ("layout", "schedule", "T x b", "again", "ZeRO", "step", "peak")
+    choices = (chosen.best, *chosen.runners_up)
+    kinds, rows = [_kind(each) for each in choices], [_row(each) for each in choices]
+    told = [at for at in range(len(rows[0])) if any(row[at] not in ("-", "none") for row in rows)]
+
+    def table(first: Sequence[str], column: str, columns: int) -> str:
+        shown = [(one, *(row[at] for at in told)) for one, row in zip(first, rows, strict=True)]
+        return table_text("", [column, *(header[at] for at in told)], shown, columns, left=1).rstrip("\n")
+
+    whole = table(kinds, "kind", 10_000)
+    if max(map(len, whole.splitlines())) <= width:
+        return whole
+    numbers = [str(number) for number in range(1, len(kinds) + 1)]
+    key = "; ".join(f"{number}: {kind}" for number, kind in zip(numbers, kinds, strict=True))
+    return "\n".join([table(numbers, "", width), *textwrap.wrap(key, width, initial_indent=" ", subsequent_indent=" ")])
+
+
+def _kind(choice: Choice) -> str:
+    lacks = "" if choice.plan.fits else f", lacks {format_bytes(max(choice.plan.lacks_bytes, 0))}"
+    return (choice.told or "chosen") + lacks
 
 
 def _row(choice: Choice) -> tuple[str, ...]:
     answer, plan = choice.answer, choice.plan
-    lack = plan.lacks_bytes
     return (
-        choice.told or "chosen",
         f"{answer.pipeline}·{answer.data}·{answer.tensor}",
         answer.order.schedule if answer.order is not None else "-",
         f"{answer.microbatches}·{plan.profile.samples}",
@@ -197,7 +211,6 @@ def _row(choice: Choice) -> tuple[str, ...]:
         str(answer.zero or "-") + (", host" if answer.states_in_host else ""),
         format_seconds(choice.seconds),
         format_bytes(choice.peak),
-        "-" if plan.fits else format_bytes(max(lack, 0)),
     )
 
 
