@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.errors import Problem, RequestError
-from runner.plan.planners.joint import EFFORTS, TIE, Effort, Family, JointSearch
+from runner.plan.collector import collector_paused
+from runner.plan.planners.joint import EFFORTS, TIE, Begun, Effort, Family, JointSearch
 from runner.plan.planners.orders import Orders
 from runner.plan.planners.values import Order, PlanningAnswer, PlanningProblem
 from runner.plan.values import RunPlan
@@ -113,6 +114,7 @@ class Chosen:
         return self.best.plan.fits
 
 
+@collector_paused()
 def choose(
     problem: PlanningProblem,
     judge: Judge,
@@ -262,7 +264,7 @@ class _Chooser:
     ) -> None:
         self._problem, self._judge, self._refuses = problem, judge, refuses
         self._keys_of, self._progress = keys_of, progress
-        self._orders = Orders()
+        self._orders, self._begun = Orders(), Begun()
         self._plans: dict[str, Choice | None] = {}
         self.searched = self.evaluated = 0
         self.complete = True
@@ -284,7 +286,7 @@ class _Chooser:
     def best(self, problem: PlanningProblem, effort: Effort) -> Choice | None:
         """The best plan of a problem; the one that lacks least if none fits; None if none can be planned."""
         self._progress(f"looking at layouts of {problem.ranks} ranks ...")
-        search = JointSearch(problem, effort, self._refuses, self._orders)
+        search = JointSearch(problem, effort, self._refuses, self._orders, self._begun)
         found = search.run()
         self.searched += found.families
         self.evaluated += found.evaluated

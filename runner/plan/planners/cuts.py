@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 from math import comb
@@ -68,10 +69,10 @@ def _even(layers: int, stages: int) -> Cut:
 
 def _fast(table: StageTable, order: PlayedOrder, kept: Cut, limit: float) -> Cut | None:
     """The cut whose slowest stage is the fastest among those in which no stage exceeds its share of the memory."""
-    seconds = {way: table.seconds(way) for way in set(kept)}
-    sizes = [_bytes_of_stage(table, order, stage, way) for stage, way in enumerate(kept)]
+    seconds = {way: table.seconds(way).tolist() for way in set(kept)}
+    sizes = [_bytes_of_stage(table, order, stage, way).tolist() for stage, way in enumerate(kept)]
     limits = [_share(table, order, stage, way, limit) for stage, way in enumerate(kept)]
-    whole = max(float(each[-1]) for each in seconds.values())
+    whole = max(each[-1] for each in seconds.values())
     high, low = whole, 0.0
     best = _greedy(table, kept, seconds, sizes, limits, high * 1.01)
     if best is None:
@@ -106,8 +107,8 @@ def _share(table: StageTable, order: PlayedOrder, stage: int, way: int, limit: f
 def _greedy(
     table: StageTable,
     kept: Cut,
-    seconds: dict[int, Numbers],
-    sizes: Sequence[Numbers],
+    seconds: dict[int, list[float]],
+    sizes: Sequence[list[float]],
     limits: Sequence[float],
     slowest: float,
 ) -> Cut | None:
@@ -115,8 +116,8 @@ def _greedy(
     layers, first, cut = table.num_layers, 0, [0]
     for stage, way in enumerate(kept):
         time, size = seconds[way], sizes[stage]
-        by_time = int(np.searchsorted(time, time[first] + slowest, side="right")) - 1
-        by_size = int(np.searchsorted(size, size[first] + limits[stage], side="right")) - 1
+        by_time = bisect_right(time, time[first] + slowest) - 1
+        by_size = bisect_right(size, size[first] + limits[stage]) - 1
         end = min(by_time, by_size, layers - (len(kept) - stage - 1))
         if end <= first:
             return None

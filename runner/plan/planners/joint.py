@@ -23,7 +23,7 @@ from runner.plan.planners.values import Division, Order, PlanningAnswer, Plannin
 from runner.schedule.catalogue.registry import SPECS
 from runner.schedule.simulation.batched import Numbers
 
-__all__ = ["EFFORTS", "TIE", "Effort", "Family", "Found", "JointSearch", "divisors", "families", "lower_bound"]
+__all__ = ["EFFORTS", "TIE", "Begun", "Effort", "Family", "Found", "JointSearch", "divisors", "families", "lower_bound"]
 
 _WHOLE = 20_000  # candidates of a space that is played whole
 _NEAR = 1.15  # times the best step: candidates that are worth an improvement
@@ -127,6 +127,13 @@ class Found:
     complete: bool = True
 
 
+class Begun:
+    """What searches of one problem, which differ in what is fixed alone, have played before they improve it."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[object, ...], tuple[_Best, int, int]] = {}  # with plays and candidates
+
+
 class JointSearch:
     """Searches all layouts of a problem.
 
@@ -135,6 +142,7 @@ class JointSearch:
         effort: how much may be done.
         refused: says of a family that rules forbid it, so that it is not looked at.
         orders: the orders that were walked already.
+        begun: what other searches of this problem have played already.
     """
 
     def __init__(
@@ -143,9 +151,11 @@ class JointSearch:
         effort: Effort,
         refused: Callable[[Family], bool] = lambda family: False,
         orders: Orders | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self.problem, self.effort = problem, effort
         self._refused = refused
+        self._begun = begun or Begun()
         self._orders = orders or Orders()
         self._plays = 0
         self.found = Found()
@@ -229,10 +239,22 @@ class JointSearch:
             return None
         if self._refused(family):
             return None
-        setting = _setting(self.problem, family)
-        table = StageTable(self.problem, setting)
-        ways = range(len(setting.division.ways))
-        boundaries = (self.problem.fixed or {}).get("boundaries")
+        boundaries, division = (self.problem.fixed or {}).get("boundaries"), _division(self.problem, family.tensor)
+        asked = *_key(family), limit, id(division), tuple(boundaries or ())
+        before = self._plays, self.found.evaluated
+        if asked not in self._begun.known:
+            best = self._first_of(family, order, boundaries, limit)
+            self._begun.known[asked] = best, self._plays - before[0], self.found.evaluated - before[1]
+        begun, plays, evaluated = self._begun.known[asked]
+        self._plays, self.found.evaluated = before[0] + plays, before[1] + evaluated
+        self.found.families += 1
+        best = self._best[_key(family)] = replace(begun, family=family)
+        return best
+
+    def _first_of(self, family: Family, order: PlayedOrder, boundaries: Sequence[int] | None, limit: float) -> _Best:
+        """The best of the candidates from which the search of a family starts."""
+        table = StageTable(self.problem, _setting(self.problem, family))
+        ways = range(len(table.setting.division.ways))
         is_whole = boundaries is None and num_of_all(len(self.problem.layers), order, len(ways)) <= _WHOLE
         if boundaries is not None:
             candidates = _with_cut(table, order, boundaries, ways)
@@ -240,11 +262,9 @@ class JointSearch:
             candidates = all_of(order, table, ways)
         else:
             candidates = starts(table, order, limit, ways)
-        self.found.families += 1
         best = self._of_all(family, table, order, candidates, limit)
         if is_whole or boundaries is not None or order.compiled is None:
             best.starts = None  # there is nothing to improve
-        self._best[_key(family)] = best
         return best
 
     def _of_all(

@@ -67,8 +67,8 @@ class CompiledOrder:
 
     def play(self, costs: BatchedCosts) -> Numbers:
         """The end of each rank's last action, shape (ranks, K), in the unit of the costs."""
-        durations = costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient, costs.forward
-        message = costs.message
+        parts = costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient, costs.forward
+        durations, message = [list(each) for each in parts], list(costs.message)
         nothing = np.zeros(costs.forward.shape[1])
         free: list[Numbers] = [nothing] * self.ranks
         ended: list[Numbers | None] = [None] * len(self.actions)
@@ -80,7 +80,8 @@ class CompiledOrder:
                 start = np.maximum(start, arrived if edge < 0 else arrived + message[edge])
             end = start
             if op >= 0:
-                free[rank] = end = start + durations[op][stage] * size
+                seconds = durations[op][stage]
+                free[rank] = end = start + (seconds if size == 1.0 else seconds * size)
             if is_awaited:
                 ended[place] = end
         return np.stack(free)
