@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from layouts import train_in_threads
+from plan_profiles import layer
 from test_budgets import SCALARS
 from test_graph_programs import bench, runs_as_predicted
 from torch import Tensor, nn
 
 from runner.memory.apply.install import install
+from runner.memory.solve import by_size
 from runner.memory.solve.by_size import LayerBytes, PlansBySize, SizedProgram
 from runner.memory.solve.program import forwards
 from runner.memory.solve.strategies import STRATEGIES
@@ -206,3 +210,14 @@ def test_losses_and_weights_are_the_same_bits_in_a_pipeline_of_varying_lengths()
     losses, state = train(True)
     assert losses == expected_losses
     assert [key for key in expected if not torch.equal(state[key], expected[key])] == []
+
+
+def test_the_backward_of_an_earlier_layer_may_be_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer keeps 30, and its backward has the 50 of its output's gradient and 20 of its own."""
+    rows = [
+        layer(saved_bytes=30, output_bytes=50, forward_transient_bytes=0, backward_transient_bytes=20),
+        layer(saved_bytes=5, output_bytes=1, forward_transient_bytes=0, backward_transient_bytes=1),
+    ]
+    monkeypatch.setattr(by_size, "graph_rows", lambda *given: rows)
+    stage: Any = SimpleNamespace(steps=[None], chosen=0, before=None, layers=(), loss=None, shared=(), first=0)
+    assert PlansBySize(stage)._most == (35, 100)

@@ -9,8 +9,11 @@ from typing import NamedTuple
 import pytest
 from test_rotor import Chain, Part, Parts, schedules
 
+from runner.memory.solve.planned_moves import with_neighbours
 from runner.memory.solve.solvers.moving import Link, MovePlan
 from runner.memory.solve.solvers.persistent import PersistentPlan
+from runner.memory.solve.strategy import Candidate
+from runner.memory.solve.values import Segment
 
 MEMORY = 120  # the most units of memory, of one byte each
 SECONDS_OF_BYTE = 3
@@ -132,3 +135,14 @@ def test_a_link_that_is_free_moves_as_few_bytes_as_the_memory_asks_for() -> None
         moved.append(sum(going(chain, each.first) for each in plan.decisions(memory) if each.moved))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] == 0 < moved[0]
+
+
+def test_programs_beside_the_found_ones_differ_in_one_move_and_are_not_more_than_the_most() -> None:
+    """Of 200 layers that keep their graphs every second one, of three each, of layers that run again none."""
+    again = (Segment(0, 2, recompute=True),)
+    for count, expected in ((200, 100), (3, 3)):
+        kept = tuple(Segment(at, at) for at in range(count))
+        found = [each.program for each in with_neighbours([Candidate("dp", kept)])]
+        assert found[0] == kept
+        assert len(set(found)) == 1 + expected
+    assert list(with_neighbours([Candidate("dp", again)])) == [Candidate("dp", again)]

@@ -216,6 +216,14 @@ def test_reductions_begin_when_all_copies_are_ready_and_step_waits_for_all_of_th
     assert all(times[1] >= ends for action, times in found.items() if action.op is Op.STEP)
 
 
+def test_the_optimizers_step_is_no_idle_time() -> None:
+    """F 1, B 2, STEP 3: each of two ranks works for 9 of 12 seconds, and waits for the other one for 3."""
+    costs = StageCosts(F=(1, 1), B=(2, 2), step=(3, 3))
+    played = simulate(lower(build("1f1b", ranks=2, microbatches=2)), costs)
+    assert played.makespan == 12
+    assert played.bubble_ratio == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_v", "gpipe"])
 def test_a_period_of_the_program_has_its_steps(name: str) -> None:
     """With equal stages each rank's step makes the period so much longer; without reductions and steps it is the
