@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.model.layers import StageModule
 from runner.schedule.catalogue import registry
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.values import Schedule
@@ -236,3 +238,41 @@ def test_validation_and_prediction_run_forward_once_through_all_chunks(name: str
     assert first == second
     assert first[1] == 10
     assert first[0] / first[1] == pytest.approx(loss, rel=1e-6)
+
+
+class Kept:
+    """Keeps the gradients of a stage as a :class:`Sharding` does, on one replica."""
+
+    def __init__(self, stage: StageModule) -> None:
+        self.forward = stage
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
+        torch.autograd.backward(roots, gradients)
+
+    def are_finite(self) -> bool:
+        return True
+
+    def norm(self) -> None:
+        return None
+
+    def begin(self, backwards: int) -> None: ...
+
+    def divide_at_update(self, divisor: float) -> None: ...
+
+    def discard(self, *, applied: bool) -> None: ...
+
+
+def test_a_sample_that_stands_in_for_none_changes_no_statistics() -> None:
+    """Under ZeRO every replica takes part in every micro-batch; the second of one sample is such a one."""
+    batch, made = (torch.randn(1, 3, 4), torch.zeros(1, 3, 4)), nn.Sequential(nn.BatchNorm1d(3))
+
+    def run(transport: ThreadTransport) -> None:
+        options: dict[str, Any] = {"schedule": "gpipe", "pipeline": 1, "data": 1, "count": 2, "optimizer": adamw}
+        engine = make_engine(made, functional.mse_loss, transport, sharding=Kept, **options)
+        engine.submit(part_of(batch, transport, 1, 1))
+
+    run_ranks(1, run)
+    expected = nn.BatchNorm1d(3)
+    expected(batch[0])
+    for name, value in expected.named_buffers():
+        assert torch.equal(made[0].get_buffer(name), value), name

@@ -151,6 +151,27 @@ def test_all_ranks_stop_after_the_same_batch(asking: int, at: int) -> None:
     assert results == [(submitted, list(range(submitted)))] * 3
 
 
+@pytest.mark.parametrize("asking", [0, 2])
+def test_all_ranks_save_once_after_the_same_batch(asking: int) -> None:
+    """As they stop: whoever hears of it first goes on until all have heard it."""
+
+    def act(engine: Engine, submit: Callable[[Any], Any]) -> list[int]:
+        due = []
+        for step, batch in enumerate(make_batches(6, steps=9)):
+            if engine.transport.rank == asking and step == 2:
+                engine.request_save()
+            submit(batch)
+            if engine.saves:
+                due.append(step)
+        engine.drain()
+        return due
+
+    results = on_ranks(two_versions(3, 4), act)
+    (step,) = results[0]
+    assert 2 <= step <= 5
+    assert results == [[step]] * 3
+
+
 def test_a_gradient_that_is_not_finite_ends_the_run() -> None:
     """On the rank whose stage it is; the weights are those of the step before."""
     batches = make_batches(4, steps=2)

@@ -15,6 +15,7 @@ from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
+from runner.engine.update.sharding import Sharding
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
 from runner.memory.apply.install import StageOffload
@@ -81,6 +82,7 @@ def make_engine(
     prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
     shared: bool = False,
+    sharding: Callable[[StageModule], Sharding] | None = None,
     prediction: Prediction | None = None,
     offload: StageOffload | None = None,
     swap: Callable[[Mapping[int, StageModule]], WeightSwap | None] | None = None,
@@ -91,6 +93,7 @@ def make_engine(
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
     ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas;
+    ``sharding`` keeps the gradients of the rank's one stage;
     ``offload`` moves what stages save, on which ``prepare`` has installed it; ``swap`` takes weights of the stages home
     to the host's memory; ``cut`` has the first and last layer of
     each stage, by default equal numbers of them.
@@ -118,6 +121,7 @@ def make_engine(
         transport=transport,
         options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),
         tags=tags,
+        sharding=sharding(*stages.values()) if sharding is not None else None,
         prediction=prediction,
         offload=offload,
         swap=swap(stages) if swap is not None else None,

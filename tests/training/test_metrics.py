@@ -16,7 +16,7 @@ import user_metrics
 from covering import sampled
 from user_project import make_directory, record, result, train
 
-from runner.training.validation import LoggedFigures
+from runner.training.validation import LoggedFigures, ValidationSums
 
 METRICS = ("metrics.accuracy=figures:accuracy", "metrics.error=figures:error", "metrics.recall=figures:recall")
 LAYOUTS = {
@@ -47,6 +47,20 @@ def test_what_a_validation_step_logs_is_weighed_by_the_samples_of_its_batch() ->
     logged.log(6, "val_given", 1.0, batch_size=1)
     logged.log(2, "val_given", 5.0, batch_size=1)
     assert logged.means(alone) == {"val_error": 2.0, "val_given": 3.0} == shown
+
+
+def test_a_validation_weighs_each_replica_by_its_samples() -> None:
+    """Six samples with a mean of 1 on one replica, two with a mean of 5 on the other: 2 over all eight."""
+    told: list[Any] = []
+
+    def gathered(value: Any) -> list[Any]:
+        told.append(value)
+        return told
+
+    for replica, total, samples, mean in ((1, 10.0, 2, 5.0), (0, 6.0, 6, 2.0)):
+        sums, ranks = ValidationSums(), SimpleNamespace(replica=replica, all_gather_objects=gathered)
+        sums.add("loss", total, samples)
+        assert sums.means(ranks) == {"loss": mean}  # type: ignore[arg-type]  # all that it asks of a strategy
 
 
 def expected(weights: dict[str, torch.Tensor]) -> dict[str, float]:

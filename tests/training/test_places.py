@@ -16,6 +16,7 @@ from runner.engine.window import StepBatch
 from runner.model.datamodule import loaded
 from runner.training.data.loading import first_batch, make_loader, resume_at
 from runner.training.data.places import Place
+from runner.training.resume import History, Progress
 
 MANY = 100_000
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -268,3 +269,9 @@ def test_a_stateful_loader_gives_its_dataset(shuffle: bool | None) -> None:
     if shuffle is None:
         place = place_after(2, found, collate=collate)
         assert place.state == {"at": 16}
+
+
+def test_a_checkpoint_has_the_place() -> None:
+    place = place_after(3, Counted(29))
+    progress = Progress(3, 3, None, History(), {}, {}, "", place=place)
+    assert Progress.from_entry(progress.to_entry()).place == place
