@@ -63,7 +63,6 @@ BUDGETED: Mapping[str, PolicyOptions] = {
     "kusumoto": PolicyOptions("kusumoto"),
     "kusumoto approximate": PolicyOptions("kusumoto", approximate=True),
     "checkmate": PolicyOptions("checkmate"),
-    "checkmate rounding": PolicyOptions("checkmate", rounding=True),
     "monet": PolicyOptions("monet"),
     "treewidth": PolicyOptions("treewidth"),
     **{f"dtr {score}": PolicyOptions("dtr", score=score) for score in SCORES},

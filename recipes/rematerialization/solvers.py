@@ -1,4 +1,4 @@
-"""Compares the solvers of graphs: seconds by size, costs beside each other, and the relaxed beside the whole program.
+"""Compares the solvers of graphs: seconds by size, and costs beside each other.
 
 python -m runner.recipes.rematerialization.solvers [--sizes 16 32 64] [--graphs 20]
 """
@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from runner.memory.solve.graph.checkmate import cheapest_order, rounded_order
+from runner.memory.solve.graph.checkmate import cheapest_order
 from runner.memory.solve.graph.lower_sets import least_recomputation, lower_sets, prefix_closures
 from runner.memory.solve.graph.values import Graph, Order, Value, replayed, training_graph
 
@@ -62,14 +62,12 @@ def ratios(graphs: int) -> Iterator[list[str]]:
             budget = int(plain.peak_bytes * part)
             found = [
                 cheapest_order(graph, budget),
-                rounded_order(graph, budget),
                 least_recomputation(graph, count, lower_sets(forward), budget),
                 least_recomputation(graph, count, prefix_closures(forward), budget),
             ]
             costs = [_cost(graph, order) / plain.seconds for order in found]
             cells = ["-" if cost == float("inf") else f"{cost:.3f}" for cost in costs]
-            ratio = f"{costs[1] / costs[0]:.3f}" if costs[1] < float("inf") else "-"
-            yield [str(seed), str(len(graph.values)), f"{part:.1f}", *cells, ratio]
+            yield [str(seed), str(len(graph.values)), f"{part:.1f}", *cells]
 
 
 def _cost(graph: Graph, order: Order | None) -> float:
@@ -90,10 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "values",
         "of plain peak",
         "checkmate",
-        "rounding",
         "kusumoto",
         "approximate",
-        "rounding / checkmate",
     ]
     _print(names, ratios(asked.graphs))
     return 0

@@ -191,7 +191,7 @@ def test_a_resolution_that_is_too_coarse_is_refused() -> None:
 OFFERING = [name for name, each in STRATEGIES.items() if each.candidates is not None]
 
 
-@pytest.mark.parametrize("name", [name for name in OFFERING if name not in ("checkmate", "monet")])
+@pytest.mark.parametrize("name", OFFERING)
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_candidates_are_programs_and_do_not_depend_on_the_budget(name: str, in_flight: int) -> None:
     make = STRATEGIES[name].candidates

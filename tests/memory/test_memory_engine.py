@@ -103,7 +103,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bptt": [{"variant": each, "states": 4} for each in ("hsm", "ism", "msm")],
     "dtr": [{"online": True}, *[{"score": each} for each in SCORES]],
     "kusumoto": [{}, {"approximate": True}],
-    "checkmate": [{}, {"rounding": True}],
+    "checkmate": [{}, {"program_layers": 2}],
 }
 """The options of strategies of which there are several; others get those of their examples."""
 LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]

@@ -11,7 +11,6 @@ from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import Segment, StageChain
@@ -129,10 +128,6 @@ SLOW = Strategy("slow", FULL.solve, reads_budget=True, candidates=slow_search, c
 
 
 OWN: dict[str, Any] = {"activation_checkpoint": "slow", "activation_checkpoint__target": f"{__name__}:SLOW"}
-
-
-def test_the_strategies_that_search_say_so() -> None:
-    assert {name for name, strategy in STRATEGIES.items() if strategy.searches} == {"checkmate", "monet"}
 
 
 def test_where_a_search_takes_minutes_rotor_is_planned_instead() -> None:

@@ -1,4 +1,4 @@
-"""The cheapest order within a budget, as a mixed integer program, and its rounded relaxation.
+"""The cheapest order within a budget, as a mixed integer program.
 
 There is a stage for each value, which computes it for the first time, or for several (:attr:`Graph.ends`). R[t, i] says
 whether stage t computes value i, S[t, i] whether value i is kept from stage t - 1 to stage t, FREE[t, i, k] whether
@@ -20,10 +20,10 @@ from math import ceil
 
 import numpy as np
 
-from runner.memory.solve.graph.values import Graph, Order, last_uses, replayed
+from runner.memory.solve.graph.values import Graph, Order, kept_bytes, replayed
 from runner.noise import silent_output
 
-__all__ = ["cheapest_order", "order_of_kept", "rounded_order"]
+__all__ = ["cheapest_order", "order_of_kept"]
 
 _Key = tuple[str, int, int, int]
 _Terms = Iterable[tuple[float, _Key]]
@@ -74,35 +74,6 @@ def cheapest_order(
     return None if best is None else best[1]
 
 
-def rounded_order(
-    graph: Graph,
-    budget: int,
-    *,
-    seconds: float = 60.0,
-    slacks: Sequence[float] = (0.0, 0.1, 0.2, 0.3),
-    in_flight: int = 1,
-) -> Order | None:
-    """The cheapest order within a budget among those that follow from the relaxed program; None if there is none.
-
-    What is kept is rounded by a threshold from 0.1 to 0.9, and what must be computed for that follows.
-
-    Args:
-        graph: the graph.
-        budget: the most bytes of values that are alive at once.
-        seconds: time limit of each relaxed program.
-        slacks: shares of the budget that are left free in the relaxed program.
-        in_flight: see :func:`cheapest_order`.
-    """
-    orders: list[Order] = []
-    for slack in slacks:
-        model = _Model(graph, int(budget * (1 - slack)), in_flight)
-        relaxed = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
-        if relaxed is not None:
-            orders += _rounded(graph, model, relaxed)
-    best = _cheapest(graph, budget, orders, in_flight)
-    return None if best is None else best[1]
-
-
 def _reachable(graph: Graph, bound: float) -> float:
     """The least seconds that an order can take at or above a bound, as whole values are computed again.
 
@@ -134,18 +105,10 @@ def _cheapest(graph: Graph, budget: int, orders: Iterable[Order], in_flight: int
     found = []
     for order in orders:
         cost = replayed(graph, order)
-        besides = (in_flight - 1) * _stashed(graph, order) if in_flight > 1 else 0
+        besides = (in_flight - 1) * kept_bytes(graph, order) if in_flight > 1 else 0
         if cost.peak_bytes + besides <= budget:
             found.append((cost.seconds, order))
     return min(found, default=None)
-
-
-def _stashed(graph: Graph, order: Order) -> int:
-    """The bytes that an order keeps from the first stage to the second."""
-    start = 1 + max(order.index(index) for index in graph.stages[0] if not graph.values[index].is_optional)
-    latest = last_uses(graph, order)
-    lasts = {index: latest[position] for position, index in enumerate(order[:start])}
-    return sum(graph.values[index].num_bytes for index, last in lasts.items() if last >= start)
 
 
 def _never(stage: int, index: int) -> bool:

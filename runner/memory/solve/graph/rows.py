@@ -80,8 +80,8 @@ class _Play:
     def rows(self) -> list[LayerProfile]:
         saved = [self._saved(at) for at in range(len(self._chain))]
         forward = self._forward_peaks()
-        backward = self._backward_peaks(sum(saved), [whole_peaks(layer) for layer in self._chain])
-        of_i = self._backward_peaks(sum(saved), [undivided_peaks(layer) for layer in self._chain])
+        kinds = [[kind(layer) for layer in self._chain] for kind in (whole_peaks, undivided_peaks)]
+        backward, of_i = self._backward_peaks(sum(saved), kinds)
         found, so_far = [], 0
         for at, layer in enumerate(self._chain):
             so_far += saved[at]
@@ -189,26 +189,38 @@ class _Play:
         left = self._left[at].kept_bytes if at in self._left else 0
         return min(self._without_graph(layer) + left, self._with_graph(layer))
 
-    def _backward_peaks(self, saved: int, peaks: Sequence[BackwardPeaks]) -> list[int]:
+    def _backward_peaks(self, saved: int, kinds: Sequence[Sequence[BackwardPeaks]]) -> list[list[int]]:
         """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins.
 
         What later layers have left of gradients of weights is not counted.
+
+        Args:
+            saved: what is kept from the stage's forward.
+            kinds: for each kind of backward the peaks of the layers alone.
         """
-        found = [0] * len(self._chain)
         held = _Held(
             set(self._program.keeps) | self._tensors.leaving,
             {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]},
             {at: self._left_bytes(at) for at in self._left},
         )
         copies = sum(map(self._copies, range(self._count)))
-        if self._loss is not None:
-            found[self._count] = self._loss.backward_transient_bytes
-        for at in range(self._count - 1, -1, -1):
-            found[at] = self._backward_of(at, peaks[at], held, copies) - saved
-        return found
+        moments = [self._backward_of(at, held, copies) for at in range(self._count - 1, -1, -1)]
+        of_loss = [self._loss.backward_transient_bytes] if self._loss is not None else []
+        return [
+            [max(before, alive + self._own(at, peaks[at])) - saved for at, (before, alive) in enumerate(moments[::-1])]
+            + of_loss
+            for peaks in kinds
+        ]
 
-    def _backward_of(self, at: int, peaks: BackwardPeaks, held: _Held, copies: int) -> int:
-        """The peak of what is done at a layer's backward; it changes what is alive to what is left then."""
+    def _own(self, at: int, peaks: BackwardPeaks) -> int:
+        """What a layer's backward takes by itself."""
+        return peaks.alone if self._is_end(at) else peaks.beside(self._tensors.callers_used(at))
+
+    def _backward_of(self, at: int, held: _Held, copies: int) -> tuple[int, int]:
+        """The peak of what is done before a layer's backward, and what is alive when that begins.
+
+        It changes what is alive to what is left after the backward.
+        """
         moment = self._program.backwards[at]
         gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._tensors.shared_gradient_bytes(at)
         peak = 0
@@ -222,11 +234,10 @@ class _Play:
             if rerun.keeps_graph:  # its own copies of statistics are what autograd saves
                 held.graphs[again] = self._inner(again) + self._chain[again].statistics_bytes
         held.storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
-        own = peaks.alone if self._is_end(at) else peaks.beside(self._tensors.callers_used(at))
-        peak = max(peak, self._alive(held) + copies + gradient + own)
+        alive = self._alive(held) + copies + gradient
         held.storages -= set(moment.drops)
         held.graphs.pop(at, None)
-        return peak
+        return peak, alive
 
     def _running_again(self, rerun: Rerun) -> int:
         """The peak of a later run of a layer, without copies of its statistics."""

@@ -86,14 +86,16 @@ class StageGraph:
         return self.last - self.first + 1
 
 
-def graph_of(chain: StageChain, *, with_operators: bool = False) -> StageGraph:
+def graph_of(chain: StageChain, *, with_operators: bool = False, followed: bool = False) -> StageGraph:
     """The graph of a stage with one micro-batch in flight.
 
     Args:
         chain: the stage.
         with_operators: whether layers may keep outputs of chosen operators.
+        followed: whether others of its stage follow these layers; the gradient of their output is a value then, which
+            is there before the first backward.
     """
-    return _Maker(chain, with_operators=with_operators).made()
+    return _Maker(chain, with_operators=with_operators, followed=followed).made()
 
 
 def operator_ways(layer: LayerProfile) -> dict[str, Recomputation]:
@@ -115,8 +117,8 @@ def operator_ways(layer: LayerProfile) -> dict[str, Recomputation]:
 class _Maker:
     """Makes the values of a stage in order."""
 
-    def __init__(self, chain: StageChain, *, with_operators: bool) -> None:
-        self._stage, self._with_operators = chain, with_operators
+    def __init__(self, chain: StageChain, *, with_operators: bool, followed: bool) -> None:
+        self._stage, self._with_operators, self._followed = chain, with_operators, followed
         self._chain = layer_chain(chain)
         self._tensors = stage_tensors(chain)
         self._values: list[Value] = []
@@ -135,8 +137,11 @@ class _Maker:
     def made(self) -> StageGraph:
         for at in range(len(self._chain)):
             self._forward(at)
-        num_forward = len(self._values)
-        backward = {self._runs[at]: self._backward(at) for at in range(len(self._chain) - 1, -1, -1)}
+        num_forward, backward = len(self._values), {}
+        if self._followed:
+            given = self._add(len(self._chain), Value(0.0, self._chain[-1].gradient_of_output_bytes))
+            backward[given] = given  # as what is computed once
+        backward |= {self._runs[at]: self._backward(at) for at in range(len(self._chain) - 1, -1, -1)}
         ends = (num_forward - 1, *range(num_forward, len(self._values)))
         return StageGraph(
             Graph(tuple(self._values), ends, backward, self._instead),
@@ -195,7 +200,7 @@ class _Maker:
         """The backward of a layer; its result are the gradients of all that goes into the layer."""
         layer = self._chain[at]
         saved = sorted(self._of_storage[each] for each in self._tensors.saves(at) if each in self._of_storage)
-        later = (len(self._values) - 1,) if at < len(self._chain) - 1 else ()
+        later = (len(self._values) - 1,) if self._followed or at < len(self._chain) - 1 else ()
         before = self._chain[at - 1].gradient_of_output_bytes if at else 0
         besides = max(0, layer.inner_backward_bytes - before)
         needs = (*saved, self._graphs[at], *later)

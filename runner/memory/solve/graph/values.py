@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["Cost", "Graph", "Order", "Value", "last_uses", "replayed", "training_graph"]
+__all__ = ["Cost", "Graph", "Order", "Value", "kept_bytes", "last_uses", "replayed", "training_graph"]
 
 Order = tuple[int, ...]
 """The values of a graph, by index, in the order in which they are computed."""
@@ -143,6 +143,14 @@ def last_uses(graph: Graph, order: Sequence[int]) -> list[int]:
         for need in graph.values[index].needs:
             latest.setdefault(need, position)
     return found
+
+
+def kept_bytes(graph: Graph, order: Order) -> int:
+    """The bytes that an order keeps from the first stage to the second."""
+    start = 1 + max(order.index(index) for index in graph.stages[0] if not graph.values[index].is_optional)
+    latest = last_uses(graph, order)
+    lasts = {index: latest[position] for position, index in enumerate(order[:start])}
+    return sum(graph.values[index].num_bytes for index, last in lasts.items() if last >= start)
 
 
 def training_graph(forward: Sequence[Value], *, backward_factor: float = 2.0) -> Graph:

@@ -1,4 +1,7 @@
-"""The strategy that finds a stage's cheapest graph program under a budget by a mixed integer program.
+"""The strategy that finds a stage's cheapest graph programs in less and less memory by mixed integer programs.
+
+A stage of many layers is solved in parts of few, see :mod:`runner.memory.solve.graph.parts`. No program depends on the
+memory limit, nor on the stage in which a part lies, so that alike parts are solved once.
 
 Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization.
 """
@@ -6,100 +9,111 @@ Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tenso
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain as joined
+from math import ceil
 
-from runner.errors import Problem, RequestError
-from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
+from runner.memory.solve.build import equal_parts
+from runner.memory.solve.graph.parts import Part, orders_of_parts
+from runner.memory.solve.graph.stage import graph_of, program_of_order
 from runner.memory.solve.graph.values import Graph, Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategies.kusumoto import orders_of_sequences
-from runner.memory.solve.strategy import SECTION, Candidate, Strategy
-from runner.memory.solve.values import Program, Segment, StageChain
+from runner.memory.solve.strategies.rotor import STRATEGY as ROTOR
+from runner.memory.solve.strategy import Candidate, Strategy
+from runner.memory.solve.values import Program, StageChain
 from runner.options import Option
 
-__all__ = ["MOST_LAYERS", "STRATEGY", "programs_under", "refuse_long_stages"]
+__all__ = ["PROGRAM_LAYERS", "STRATEGY", "programs_of"]
 
-_BUDGETS = 20  # programs are solved for these equal parts of the plain peak
+_BUDGETS = 20  # programs are solved for these equal shares of a plain peak
+_LIMITS = 40  # for which the parts of a stage are put together
 _GAP = 0.01
 _NODES = 2000  # of the solver's tree: not a time, so that every rank finds the same
-_ORDERS = 1024  # that are kept
+_ORDERS = 4096  # that are kept
 _UNLIMITED = 1e6  # seconds
-MOST_LAYERS = 20
-"""Layers of a stage beyond which the solver may take hours."""
-_MOST_LAYERS_ROUNDED = 32
+_LAYERS = 3  # of a part
+_MOST_LAYERS = 20  # for which the solver takes minutes
+_IN_FLIGHT = 1, 4  # what a part keeps may count as often: as if only its peak mattered, or what it keeps above all
 
 
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
     """The program that keeps everything, and the cheapest ones of less and less memory."""
-    rounding = bool(chain.options.get("rounding", False))
-    refuse_long_stages(chain, "checkmate", _MOST_LAYERS_ROUNDED if rounding else MOST_LAYERS)
-    name = "checkmate rounding" if rounding else "checkmate"
-    yield Candidate(name, (Segment(chain.first, chain.last),))
-    stage = graph_of(chain)
-    programs = dict.fromkeys(programs_under(stage, chain.in_flight, rounding=rounding))
-    yield from (Candidate(name, program) for program in programs)
+    assert ROTOR.candidates is not None
+    yield from (Candidate("checkmate", each.program) for each in ROTOR.candidates(replace(chain, options={})))
+    yield from (Candidate("checkmate", program) for program in dict.fromkeys(programs_of(chain)))
 
 
-def programs_under(
-    stage: StageGraph, in_flight: int, *, rounding: bool = False, nodes: int = _NODES
-) -> Iterator[Program]:
-    """A program for each part of the plain peak, down to the first one in which there is none.
+def programs_of(chain: StageChain, *, with_operators: bool = False, nodes: int = _NODES) -> Iterator[Program]:
+    """Programs of a stage for less and less memory.
 
     Args:
-        stage: the stage.
-        in_flight: the most micro-batches whose saved tensors are alive at once.
-        rounding: whether the relaxed program is solved, and rounded.
-        nodes: limit of the solver's tree.
+        chain: the stage.
+        with_operators: whether layers may keep outputs of chosen operators.
+        nodes: limit of the solver's tree for each integer program.
     """
-    others = sum(value.num_bytes for value in stage.graph.values[: stage.num_forward])
-    most = replayed(stage.graph, stage.graph.once).peak_bytes + (in_flight - 1) * others
-    known = () if rounding or stage.presets else tuple(orders_of_sequences(stage, approximate=True))
-    for part in range(_BUDGETS - 1, 0, -1):
-        order = _order(stage.graph, most * part // _BUDGETS, in_flight, rounding, nodes, known)
-        if order is None:
-            return
-        yield program_of_order(stage, order)
+    stage = graph_of(chain, with_operators=with_operators)
+    places = equal_parts(
+        chain.first, chain.last, ceil(len(chain.layers) / int(chain.options.get("program_layers", _LAYERS)))
+    )
+    if len(places) == 1:
+        known = () if stage.presets else tuple(orders_of_sequences(stage, approximate=True))
+        orders = _orders_under(stage.graph, chain.in_flight, nodes, known)
+    else:
+        chains = (replace(chain, first=first, last=last) for first, last in places)
+        alone = [graph_of(each, with_operators=with_operators, followed=each.last < chain.last) for each in chains]
+        parts = [Part(each, _orders_of_part(each.graph, nodes)) for each in alone]
+        orders = orders_of_parts(stage, parts, chain.in_flight, _LIMITS)
+    yield from (program_of_order(stage, order) for order in orders)
 
 
 @lru_cache(maxsize=_ORDERS)
-def _order(
-    graph: Graph, budget: int, in_flight: int, rounding: bool, nodes: int, known: tuple[Order, ...]
-) -> Order | None:
-    """The order that a solver finds; equal stages, and plans with other limits in one sweep, are solved once."""
-    from runner.memory.solve.graph.checkmate import cheapest_order, rounded_order
+def _orders_of_part(graph: Graph, nodes: int) -> tuple[Order, ...]:
+    """The orders of a part, of which those of the whole stage choose; alike parts of all stages are solved once."""
+    solved = (_orders_under(graph, in_flight, nodes) for in_flight in _IN_FLIGHT)
+    return tuple(dict.fromkeys((graph.once, *joined.from_iterable(solved))))
 
-    if rounding:
-        return rounded_order(graph, budget, seconds=_UNLIMITED, in_flight=in_flight)
+
+def _orders_under(graph: Graph, in_flight: int, nodes: int, known: tuple[Order, ...] = ()) -> Iterator[Order]:
+    """An order for each part of the plain peak, down to the first one in which there is none."""
+    others = sum(graph.values[index].num_bytes for index in graph.stages[0])
+    most = replayed(graph, graph.once).peak_bytes + (in_flight - 1) * others
+    for part in range(_BUDGETS - 1, 0, -1):
+        order = _order(graph, most * part // _BUDGETS, in_flight, nodes, known)
+        if order is None:
+            return
+        yield order
+
+
+@lru_cache(maxsize=_ORDERS)
+def _order(graph: Graph, budget: int, in_flight: int, nodes: int, known: tuple[Order, ...]) -> Order | None:
+    """The order that a solver finds; equal parts, and plans with other limits in one sweep, are solved once."""
+    from runner.memory.solve.graph.checkmate import cheapest_order
+
     return cheapest_order(graph, budget, seconds=_UNLIMITED, gap=_GAP, nodes=nodes, in_flight=in_flight, known=known)
 
 
-def refuse_long_stages(chain: StageChain, name: str, most: int) -> None:
-    """Raise a RequestError that names the strategy if a stage has more layers than its solver can plan."""
-    count = len(chain.layers)
-    if count > most:
-        why = f"The layers {chain.first} .. {chain.last} are a stage of {count}, for which the solver may take hours"
-        rule = f"must not plan stages of more than {most} layers"
-        fix = "activation_checkpoint=kusumoto or rotor, or more stages"
-        raise RequestError([Problem(f"{SECTION}.name", name, rule, why, fix)])
-
+PROGRAM_LAYERS = Option(
+    "program_layers",
+    int,
+    f"layers of a part that one integer program solves; null = {_LAYERS}",
+    example="20",
+    rule=f"must be from 1 to {_MOST_LAYERS}",
+    breaks=lambda layers: not 1 <= layers <= _MOST_LAYERS,
+    fix=str(_LAYERS),
+    required=False,
+)
+"""The key that ``checkmate`` and ``monet`` have in common."""
 
 STRATEGY = Strategy(
     "checkmate",
     FULL.solve,
     source="Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization",
-    about="the cheapest graph program under memory_limit, by a mixed integer program",
-    options=(
-        Option(
-            "rounding",
-            bool,
-            "solve the relaxed linear program instead and round what it keeps; null = false",
-            example="true",
-            required=False,
-        ),
-    ),
+    about="the cheapest graph programs under memory_limit, by mixed integer programs",
+    options=(PROGRAM_LAYERS,),
     reads_budget=True,
     candidates=_candidates,
     chooses=True,
     runs_graphs=True,
-    searches=True,
 )

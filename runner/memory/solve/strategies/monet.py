@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.memory.solve.graph.stage import graph_of
-from runner.memory.solve.strategies.checkmate import MOST_LAYERS, programs_under, refuse_long_stages
+from runner.memory.solve.graph.stage import operator_ways
+from runner.memory.solve.strategies.checkmate import PROGRAM_LAYERS, programs_of
 from runner.memory.solve.strategies.checkmate import STRATEGY as CHECKMATE
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Strategy
@@ -26,12 +26,10 @@ _NODES = 500  # of the solver's tree for the larger program; where it is not eno
 
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
     """Checkmate's programs, and those in which layers may keep outputs of chosen operators."""
-    refuse_long_stages(chain, "monet", MOST_LAYERS)
     assert CHECKMATE.candidates is not None
     yield from (Candidate("monet", each.program) for each in CHECKMATE.candidates(chain))
-    stage = graph_of(chain, with_operators=True)
-    if stage.presets:
-        programs = dict.fromkeys(programs_under(stage, chain.in_flight, nodes=_NODES))
+    if any(map(operator_ways, chain.layers)):
+        programs = dict.fromkeys(programs_of(chain, with_operators=True, nodes=_NODES))
         yield from (Candidate("monet", program) for program in programs)
 
 
@@ -40,9 +38,9 @@ STRATEGY = Strategy(
     FULL.solve,
     source="Shah et al. 2021, Memory Optimization for Deep Networks (MONeT)",
     about="checkmate, in which a layer may also keep outputs of chosen operators and make the rest again",
+    options=(PROGRAM_LAYERS,),
     reads_budget=True,
     candidates=_candidates,
     chooses=True,
     runs_graphs=True,
-    searches=True,
 )
