@@ -36,6 +36,7 @@ __all__ = ["digest_of_sources", "form_of"]
 
 _READERS = {"os", "collections.abc"}  # modules through which variables of the environment are read
 _OWN = "runner."
+_OF_NUMBERS = "runner.zoo.data:"  # data that are made of a seed alone
 _WHOLE_FILES = 16 << 20  # bytes; of larger files, size and time count
 
 
@@ -45,6 +46,8 @@ def form_of(config: RunConfig) -> dict[str, Any] | None:
     The runner's own models are told by their arguments alone. Others are made without memory, on the meta device if
     that is possible, which is the cheapest way.
     """
+    if config.data.target.startswith(_OF_NUMBERS):
+        _batch(config)  # here, so that the processes below and those of later requests need not make the data again
     kinds: tuple[Any, ...] = (partial(torch.device, "meta"), fake_tensors, nullcontext)
     for kind in kinds:
         with suppress(RunnerError, ApartError):
@@ -53,12 +56,16 @@ def form_of(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _made(config: RunConfig, kind: Callable[[], AbstractContextManager[Any]]) -> dict[str, Any]:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
-    batch = example_batch(config.data, samples, config.seed)
-    made = {"batch": [_described(tensor) for part in batch for tensor in flatten(part)[0]], "packages": _packages()}
+    batch = [_described(tensor) for part in _batch(config) for tensor in flatten(part)[0]]
+    made = {"batch": batch, "packages": _packages()}
     if config.model.target.startswith(_OWN):
         return made
     return made | {"model": ask_whole_model(config, _form_of_model, kind)}
+
+
+def _batch(config: RunConfig) -> tuple[Any, Any]:
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.parts)
+    return example_batch(config.data, samples, config.seed)
 
 
 def _form_of_model(_: LoadedModel, stage: StageModule) -> list[str]:

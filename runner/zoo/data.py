@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -11,6 +13,7 @@ __all__ = ["random_regression", "random_tokens"]
 _SUCCESSORS = 4  # likely next tokens of each token: the best possible loss is about ln 4
 
 
+@lru_cache(maxsize=1)  # a plan asks for samples of the same data many times
 def random_tokens(
     samples: int, val_samples: int, sequence_length: int, vocab_size: int, seed: int = 0
 ) -> tuple[TensorDataset, TensorDataset]:
@@ -37,6 +40,7 @@ def random_tokens(
     return _split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), samples)
 
 
+@lru_cache(maxsize=1)
 def random_regression(
     samples: int, val_samples: int, inputs: int, outputs: int, seed: int = 0, noise: float = 0.01
 ) -> tuple[TensorDataset, TensorDataset]:
