@@ -98,7 +98,7 @@ PROGRAM_LAYERS = Option(
     "program_layers",
     int,
     f"layers of a part that one integer program solves; null = {_LAYERS}",
-    example="20",
+    example="4",
     rule=f"must be from 1 to {_MOST_LAYERS}",
     breaks=lambda layers: not 1 <= layers <= _MOST_LAYERS,
     fix=str(_LAYERS),
