@@ -18,7 +18,7 @@ from runner.memory.solve.values import StageProgram
 from runner.plan.cut.values import Partition
 from runner.plan.values import MemoryParts, MemoryPrediction, RunPlan
 
-__all__ = ["arriving", "with_later_cuts"]
+__all__ = ["arriving", "held_in_moves", "with_cut", "with_later_cuts"]
 
 
 def with_later_cuts(plan: RunPlan, config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> RunPlan:
@@ -33,15 +33,14 @@ def with_later_cuts(plan: RunPlan, config: RunConfig, planned: Callable[[RunConf
         RequestError: a cut cannot be trained, or a layer that moves shares a weight with another one.
     """
     later = tuple(
-        (step, planned(_with_cut(config, boundaries)))
+        (step, planned(with_cut(config, boundaries)))
         for step, boundaries in sorted((config.partition.migrate or {}).items())
     )
     if not later:
         return plan
     cuts = [plan, *(each for _, each in later)]
     raise_problems(_problems(config, cuts))
-    copies = config.checkpoint.asynchronous
-    moving = [_moving(*pair, copies=copies) for pair in pairwise(cuts)]
+    moving = held_in_moves(cuts, copies=config.checkpoint.asynchronous)
     memory = _most([*(each.memory for each in cuts), *moving], cuts[-1].memory)
     return replace(plan, memory=memory, cuts=((0, plan), *later))
 
@@ -66,7 +65,23 @@ def arriving(before: Partition, after: Partition, placement: Sequence[int], posi
     return tuple(sorted(new - old))
 
 
-def _with_cut(config: RunConfig, boundaries: list[int]) -> RunConfig:
+def held_in_moves(cuts: Sequence[RunPlan], *, copies: bool) -> list[MemoryPrediction]:
+    """What ranks hold while layers move from each cut to the next one.
+
+    Args:
+        cuts: the plans of the cuts, in order.
+        copies: whether there may be copies from which a checkpoint is written meanwhile.
+    """
+    return [_moving(*pair, copies=copies) for pair in pairwise(cuts)]
+
+
+def with_cut(config: RunConfig, boundaries: list[int]) -> RunConfig:
+    """The request with one cut, which stays.
+
+    Args:
+        config: the request.
+        boundaries: the first layer of each stage but the first.
+    """
     changed = copy.copy(config)
     changed.partition = PartitionConfig("manual", boundaries=boundaries)
     return changed
@@ -99,7 +114,7 @@ def _problems(config: RunConfig, cuts: Sequence[RunPlan]) -> Iterator[Problem]:
 
 
 def _moving(before: RunPlan, after: RunPlan, *, copies: bool) -> MemoryPrediction:
-    """What ranks hold while layers move; ``copies``: also those from which a checkpoint is written meanwhile."""
+    """:func:`held_in_moves` of one move."""
     placement = before.schedule.placement[0]
     parts = []
     for position, (own, then) in enumerate(zip(before.memory.states, after.memory.states, strict=True)):

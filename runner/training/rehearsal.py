@@ -26,6 +26,7 @@ from runner.model.boundary import map_tensors
 from runner.model.data import example_batch
 from runner.model.fake_run import PlayedTensors, changed_in_place
 from runner.model.load import LoadedModel
+from runner.plan.later_cuts import held_in_moves, with_cut
 from runner.plan.layout.batches import split_sizes
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
@@ -62,12 +63,26 @@ def rehearse_run(config: RunConfig, plan: RunPlan) -> Rehearsed:
         config: the request.
         plan: its plan.
     """
+    if plan.cuts:
+        return _of_cuts(config, plan)
     if (why := _why_not(config, plan)) is not None:
         return Rehearsed(reason=why)
     try:
         return Rehearsed(apart(_play, config, plan))
     except (ApartError, RunFailedError) as error:  # a user's code may do anything that fake tensors cannot
         return Rehearsed(reason=str(error).partition("\n")[0])
+
+
+def _of_cuts(config: RunConfig, plan: RunPlan) -> Rehearsed:
+    """The peaks of a run whose layers move: each cut is played as a run of its own; a move has weights and states."""
+    cuts = [cut for _, cut in plan.cuts]
+    peaks = [move.peak_bytes for move in held_in_moves(cuts, copies=config.checkpoint.asynchronous)]
+    for cut in cuts:
+        found = rehearse_run(with_cut(config, [first for first, _ in cut.partition[1:]]), cut)
+        if not found.peak_bytes:
+            return found
+        peaks.append(found.peak_bytes)
+    return Rehearsed(tuple(map(max, *peaks)))
 
 
 def _why_not(config: RunConfig, plan: RunPlan) -> str | None:

@@ -114,6 +114,15 @@ def test_what_a_bound_alone_would_refuse_is_counted_first() -> None:
         prepare(resolve([*_BOUNDED, f"memory_limit={peak - 1}"]), place_is_made=True)
 
 
+@pytest.mark.costly
+def test_a_run_whose_layers_move_is_rehearsed_cut_by_cut(tmp_path: Path) -> None:
+    cut = ("partition=manual", "partition.boundaries=[2]", "partition.migrate={2: [1]}")
+    rehearsed, counted = _peaks(tmp_path, (*_GPT, "parallelism.pipeline=2", *cut))
+    boundary = 6 * 8 * 32 * 4  # bytes of the samples' tokens between stages
+    assert rehearsed[0] == counted[0]
+    assert 0 <= rehearsed[1] - counted[1] <= boundary  # a run counts the first step after a move alone
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
