@@ -15,7 +15,8 @@ _BUDGETS = 8  # rows of the table: budgets from what the fastest program takes t
 
 
 def choice_notes(chooser: str, choices: Sequence[StageChoice]) -> tuple[str, ...]:
-    """Three lines: what was chosen, what would be faster, and what is the least memory; empty without choices.
+    """What was chosen where that is not simply what was asked for, what would be faster, and what is the least
+    memory; empty without choices.
 
     Args:
         chooser: the override that names the strategy.
@@ -26,9 +27,10 @@ def choice_notes(chooser: str, choices: Sequence[StageChoice]) -> tuple[str, ...
     stage = tightest(choices)
     choice = choices[stage]
     least = min(choice.offers, key=lambda offer: offer.peak_bytes)
-    chosen = (f"{_stages(group)} {told}" for told, group in _grouped(choices))
+    grouped = [(told, group) for told, group in _grouped(choices) if told != chooser.partition("=")[2]]
+    chosen = "; ".join(f"{_stages(group)} {told}" for told, group in grouped)
     return (
-        f"{chooser} takes {'; '.join(chosen)}",
+        *([f"{chooser} takes {chosen}"] if chosen else []),
         _faster(stage, choice),
         f"stage {stage} can do with {format_bytes(least.peak_bytes)} at least, "
         f"by {least.name} in {format_seconds(least.seconds)}",
