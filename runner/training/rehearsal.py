@@ -107,6 +107,8 @@ def _play(config: RunConfig, plan: RunPlan) -> tuple[int, ...]:
     with tensors, RealSizes(), changed_in_place():
         with tensors.all_fake():
             model = planned_model(config, plan, 0)
+            layers = [each if each.given is None else replace(each, given=each.build()) for each in model.layers]
+            model = replace(model, layers=layers)  # as they run: dividing tokens makes other modules of those given
 
         def pipeline(replica: int, size: int, clipping: _Clipping | None) -> list[int]:
             ranks = plan.topology.pipeline_group(replica, 0)
