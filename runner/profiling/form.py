@@ -46,7 +46,7 @@ def form_of(config: RunConfig) -> dict[str, Any] | None:
     The runner's own models are told by their arguments alone. Others are made without memory, on the meta device if
     that is possible, which is the cheapest way.
     """
-    if config.data.target.startswith(_OF_NUMBERS):
+    if config.data.target.startswith(_OF_NUMBERS) and config.data.collate is None:
         _batch(config)  # here, so that the processes below and those of later requests need not make the data again
     kinds: tuple[Any, ...] = (partial(torch.device, "meta"), fake_tensors, nullcontext)
     for kind in kinds:

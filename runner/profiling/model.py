@@ -38,6 +38,7 @@ from runner.model.precision import autocast_of, autocasting, cast_module, dtype_
 from runner.model.seeds import seeded
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.registry import compression_of
+from runner.plan.collector import collector_paused
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
@@ -268,7 +269,8 @@ def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None
         RequestError: the model refuses the batch, or cannot be trained as it is asked for.
         Exception: the model's code cannot run on fake tensors.
     """
-    with seeded(config.seed, "profile"):  # layers that are skipped by chance are the same ones in each plan
+    # Layers that are skipped by chance are the same ones in each plan, and tensors in cycles are there until the end.
+    with seeded(config.seed, "profile"), collector_paused():
         try:
             return _faked_profile(config, inputs, targets, by_values=False, mode=mode)
         except RequestError:

@@ -95,6 +95,8 @@ def _why_not(config: RunConfig, plan: RunPlan) -> str | None:
         return "batches have different sizes"
     if config.compile:
         return "what a compiler saves is not predicted"
+    if config.checkpoint.asynchronous:
+        return "a step is played without the copies that a checkpoint in the background holds"
     return None
 
 

@@ -13,7 +13,6 @@ __all__ = ["random_regression", "random_tokens"]
 _SUCCESSORS = 4  # likely next tokens of each token: the best possible loss is about ln 4
 
 
-@lru_cache(maxsize=1)  # a plan asks for samples of the same data many times
 def random_tokens(
     samples: int, val_samples: int, sequence_length: int, vocab_size: int, seed: int = 0
 ) -> tuple[TensorDataset, TensorDataset]:
@@ -28,19 +27,23 @@ def random_tokens(
     Returns:
         train and val: data sets of (input [seq], target [seq]), both int64.
     """
+    inputs, targets = _walks(samples + val_samples, sequence_length, vocab_size, seed)
+    return _split(inputs, targets, samples)
+
+
+@lru_cache(maxsize=1)  # a plan asks for samples of the same data many times
+def _walks(total: int, sequence_length: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     successors = torch.randint(vocab_size, (vocab_size, _SUCCESSORS), generator=generator)
-    total = samples + val_samples
     token = torch.randint(vocab_size, (total,), generator=generator)
     choices = torch.randint(_SUCCESSORS, (sequence_length, total), generator=generator)
     walk = [token]
     for choice in choices:
         walk.append(successors[walk[-1], choice])
     tokens = torch.stack(walk, dim=1)
-    return _split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), samples)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-@lru_cache(maxsize=1)
 def random_regression(
     samples: int, val_samples: int, inputs: int, outputs: int, seed: int = 0, noise: float = 0.01
 ) -> tuple[TensorDataset, TensorDataset]:
@@ -67,6 +70,6 @@ def random_regression(
 
 def _split(inputs: Tensor, targets: Tensor, samples: int) -> tuple[TensorDataset, TensorDataset]:
     return (
-        TensorDataset(inputs[:samples], targets[:samples]),
-        TensorDataset(inputs[samples:], targets[samples:]),
+        TensorDataset(inputs[:samples].clone(), targets[:samples].clone()),  # which whoever asks for them may change
+        TensorDataset(inputs[samples:].clone(), targets[samples:].clone()),
     )

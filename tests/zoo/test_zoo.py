@@ -67,8 +67,12 @@ def test_random_tokens_have_four_successors_and_repeat() -> None:
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     for token in range(16):
         assert len(targets[inputs == token].unique()) <= 4  # type: ignore[no-untyped-call]  # the library's
+    data._walks.cache_clear()
     again, _ = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=5)
     assert torch.equal(again.tensors[0], inputs)
+    again.tensors[0].zero_()  # as a user's own function may
+    third, _ = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=5)
+    assert torch.equal(third.tensors[0], inputs)
     other, _ = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=6)
     assert not torch.equal(other.tensors[0], inputs)
 
