@@ -129,6 +129,7 @@ def test_a_run_whose_layers_move_is_rehearsed_cut_by_cut(tmp_path: Path) -> None
         (("zero.stage=3", "parallelism.data=2"), "DeepSpeed"),
         (("parallelism.pipeline=2", "schedule=varuna", "schedule.opportunistic=true"), "depends on what has arrived"),
         (("compile=true",), "compiler"),
+        (("checkpoint.asynchronous=true", "checkpoint.every=2"), "copies"),
     ],
 )
 def test_what_cannot_be_played_says_why(words: tuple[str, ...], reason: str) -> None:
