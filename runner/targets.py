@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Problem, RequestError, did_you_mean
+from runner.reads import hearing
 
 __all__ = ["call_named", "import_named", "import_target", "names_environment", "with_environment"]
 
@@ -35,7 +36,8 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
-        module = importlib.import_module(module_name)
+        with hearing():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         why = f"Importing {module_name} raised {type(error).__name__}: {error}"
         meant = _meant_module(module_name, error)

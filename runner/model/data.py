@@ -19,6 +19,7 @@ from runner.model.datamodule import Loaded, loaded
 from runner.model.figures import bare
 from runner.model.seeds import seeded
 from runner.model.targets import call_function, call_target, explained, refuse_unknown_arguments
+from runner.reads import hearing
 from runner.targets import import_target, with_environment
 
 __all__ = [
@@ -186,7 +187,7 @@ def example_of(config: DataConfig, samples: int, seed: int) -> Example:
     preparing any data. Otherwise the first sample of the dataset is used or, if samples have different sizes, the
     largest of the first ones and of some that are spread over the dataset. All of it draws random numbers by ``seed``.
     """
-    with seeded(seed, "example"):
+    with seeded(seed, "example"), hearing():
         return _one_batch(config, samples, seed)
 
 

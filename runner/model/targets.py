@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -14,6 +13,7 @@ from torch._guards import detect_fake_mode
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, RunnerError, did_you_mean, raise_problems
 from runner.model.seeds import seeded
+from runner.reads import hearing, is_users_file
 from runner.targets import import_target, with_environment
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "explained",
     "import_users_code",
     "in_short",
-    "is_users_file",
     "refuse_unknown_arguments",
     "users_line",
 ]
@@ -69,7 +68,8 @@ def call_function(section: str, target: str, function: Callable[..., Any], kwarg
     """Call a function that belongs to the target of a section, as :func:`call_target` calls the target itself."""
     _refuse_wrong_arguments(section, function, kwargs)
     try:
-        return function(**with_environment(dict(kwargs)))
+        with hearing():
+            return function(**with_environment(dict(kwargs)))
     except (RunnerError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
@@ -100,12 +100,6 @@ def users_line(error: BaseException) -> str | None:
         return None
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
     return f"`{frames[-1].line}` ({place})" if frames[-1].line else place
-
-
-def is_users_file(filename: str) -> bool:
-    """Whether code of this file is neither installed nor the runner's own."""
-    installed = "site-packages" in filename or filename.startswith(("<", sysconfig.get_path("stdlib")))
-    return not installed and Path(__file__).parents[1] not in Path(filename).parents
 
 
 def refuse_unknown_arguments(section: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

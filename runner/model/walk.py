@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from runner.model.dense_parts import SPARSE_LAYOUTS
-from runner.model.targets import is_users_file
+from runner.reads import is_users_file
 
 __all__ = ["Part", "Walk"]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,13 @@ from runner.model.data import example_batch
 from runner.model.fake import fake_tensors
 from runner.model.layers import StageModule
 from runner.model.load import LoadedModel, ask_whole_model
-from runner.model.targets import is_users_file
 from runner.plan.layout.batches import largest_microbatch
+from runner.reads import digest_of_file, heard, hearing, installed
 
 __all__ = ["digest_of_sources", "form_of"]
 
-_READERS = {"os", "collections.abc"}  # modules through which variables of the environment are read
 _OWN = "runner."
 _OF_NUMBERS = "runner.zoo.data:"  # data that are made of a seed alone
-_WHOLE_FILES = 16 << 20  # bytes; of larger files, size and time count
 
 
 def form_of(config: RunConfig) -> dict[str, Any] | None:
@@ -78,63 +75,15 @@ def _described(tensor: Tensor) -> str:
 
 
 def _recorded(function: Callable[[], Any]) -> dict[str, Any]:
-    """The value of a function, and what it has read; this process must end soon, as the records are never taken off."""
-    files: set[str] = set()
-    variables: set[str] = set()
-
-    def hear(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and not _writes(args[1], args[2]):
-            with suppress(Exception):
-                files.add(os.path.abspath(os.fsdecode(args[0])))
-
-    sys.addaudithook(hear)
-    _hear_variables(variables)
-    made = function()
+    """The value of a function, and what it and a user's code before it have read."""
+    with hearing(by_all=True):
+        made = function()
     return {
         "made": made,
-        "sources": {name: _digest_of_file(Path(name)) for name in sorted(_users_sources())},
-        "files": {name: _digest_of_file(Path(name)) for name in sorted(files) if _is_data(name)},
-        "environment": {name: _digest((os.environ.get(name) or "").encode()) for name in sorted(variables)},
+        "sources": {name: digest_of_file(Path(name)) for name in sorted(_users_sources())},
+        "files": dict(sorted(heard.files.items())),
+        "environment": {name: _digest((os.environ.get(name) or "").encode()) for name in sorted(heard.variables)},
     }
-
-
-def _writes(mode: Any, flags: Any) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
-
-
-def _hear_variables(variables: set[str]) -> None:
-    """Note the environment variables that a user's code reads, through whatever function."""
-    kind = type(os.environ)
-    read = kind.__getitem__
-
-    def hear(self: Any, name: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") in {
-            "os",
-            "collections.abc",
-            "_collections_abc",
-        }:
-            frame = frame.f_back
-        if is_users_file(frame.f_code.co_filename):
-            variables.add(str(name))
-        return read(self, name)
-
-    kind.__getitem__ = hear  # type: ignore[method-assign]
-
-
-def _is_data(name: str) -> bool:
-    """Whether a file is a user's, and no source, which count as such."""
-    others = (*_installed(), sys.base_prefix, sys.prefix, "/proc", "/sys", "/dev", str(Path(runner.__file__).parent))
-    return not name.startswith(others) and not name.endswith((".py", ".pyc")) and os.path.isfile(name)
-
-
-def _digest_of_file(file: Path) -> str:
-    state = file.stat()
-    if state.st_size > _WHOLE_FILES:
-        return f"{state.st_size} bytes of {state.st_mtime_ns}"
-    return _digest(file.read_bytes())
 
 
 def _digest(content: bytes) -> str:
@@ -159,13 +108,8 @@ def _users_sources() -> Iterator[str]:
     own = str(Path(runner.__file__).parent) + os.sep
     for module in list(sys.modules.values()):
         file = str(getattr(module, "__file__", None))
-        if file.endswith(".py") and not file.startswith((*_installed(), own)) and os.path.isfile(file):
+        if file.endswith(".py") and not file.startswith((*installed(), own)) and os.path.isfile(file):
             yield file
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    return tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _files_of_package() -> Iterator[str]:
@@ -177,7 +121,7 @@ def _files_of_package() -> Iterator[str]:
 def _packages() -> str:
     """Digest of the names and versions of installed packages."""
     names: set[str] = set()
-    for folder in _installed():
+    for folder in installed():
         with suppress(OSError):
             names.update(name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info")))
     return _digest("\n".join(sorted(names)).encode())

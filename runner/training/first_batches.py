@@ -22,6 +22,7 @@ from runner.model.targets import explained
 from runner.plan.layout.batches import largest_microbatch
 from runner.profiling.meet import Batch
 from runner.profiling.model import telling_model_problems
+from runner.reads import hearing
 
 __all__ = ["FirstBatches", "first_batches"]
 
@@ -58,7 +59,7 @@ def first_batches(config: RunConfig) -> FirstBatches:
     Raises:
         RequestError: a rank would refuse the data, a metric or what a callback monitors.
     """
-    with telling_model_problems(config):
+    with telling_model_problems(config), hearing():
         if is_promised(config.data):
             return FirstBatches(None, None)
         datasets = load_datasets(config.data, config.seed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,8 @@ from runner.profile import ModelProfile
 from runner.profiling import cache, form
 from runner.profiling.busy import busy_share
 from runner.profiling.cache import cached_profile
+from runner.reads import installed
+from runner.training.first_batches import first_batches
 
 MODEL = """
 import json, os
@@ -49,6 +53,34 @@ def rows():
     return TensorDataset(torch.tensor(table, dtype=torch.float32), torch.zeros(len(table), dtype=torch.int64))
 """
 
+KEEPS = """
+import functools, json, os
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, default_collate
+BESIDE = Path(__file__).parent
+AT_IMPORT = json.loads((BESIDE / "sizes.json").read_text())["width"] * int(os.environ["STRANGE_DEPTH"])
+
+@functools.cache
+def kept():
+    return len((BESIDE / "rows.csv").read_text().splitlines())
+
+class Repeating(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.repeat(AT_IMPORT * kept(), 1)[: len(x)])
+
+def model():
+    return Repeating(4, 3)
+
+def data():
+    return TensorDataset(torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
+
+def collate(samples):
+    kept()
+    return default_collate(samples)
+"""
+
 
 class Project:
     """A user's folder, and how often its model was profiled."""
@@ -67,6 +99,21 @@ class Project:
     def plan(self, model: str, *words: str) -> ModelProfile:
         named = [f"model.target=mine_{self.number}:{model}", f"data.target=mine_{self.number}:rows"]
         return cached_profile(resolve([*named, "data.batch_size=2", "device=cpu", *words]), self._make)
+
+    def profiles_in_a_process(self) -> int:
+        """How often a model is profiled in a process that has read nothing yet, and opens the data before."""
+
+        def plan() -> None:
+            named = ["model.target=keeps:model", "data.target=keeps:data", "data.collate=keeps:collate"]
+            config = resolve([*named, "data.batch_size=2", "device=cpu"])
+            first_batches(config)
+            cached_profile(config, self._make)
+            os._exit(10 + self.profiled)
+
+        child = multiprocessing.get_context("fork").Process(target=plan)
+        child.start()
+        child.join()
+        return (child.exitcode or 0) - 10
 
     def _make(self, _: object) -> ModelProfile:
         self.profiled += 1
@@ -108,8 +155,8 @@ def test_another_content_is_another_profile(
 ) -> None:
     site = project.folder / "site"
     site.mkdir()
-    installed = (*form._installed(), str(site))
-    monkeypatch.setattr(form, "_installed", lambda: installed)
+    folders = (*installed(), str(site))
+    monkeypatch.setattr(form, "installed", lambda: folders)
     model, make_other = CHANGES[change]
     project.plan(model)
     monkeypatch.setenv("STRANGE_OTHER", "1")  # which nobody reads
@@ -120,6 +167,16 @@ def test_another_content_is_another_profile(
     project.plan(model)
     assert project.profiled == 2
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_process_keeps_of_its_reading_tells_profiles_apart(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("keeps.py", KEEPS)
+    assert [project.profiles_in_a_process() for _ in range(2)] == [1, 0]
+    for change in ("width in a file", "rows of the data's file", "a variable of the environment"):
+        CHANGES[change][1](project, monkeypatch)
+        assert project.profiles_in_a_process() == 1, change
 
 
 def test_a_profile_can_be_made_anew(project: Project) -> None:
