@@ -30,7 +30,7 @@ class Heard:
     """What has been read, in this process or in the one of which it is a fork.
 
     Attributes:
-        files: by name, the digests of what each had when it was opened.
+        files: names, with the digests of what each had when it was opened.
         variables: names of variables of the environment.
     """
 
