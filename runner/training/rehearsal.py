@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import nn
 
@@ -31,6 +32,8 @@ from runner.plan.layout.batches import split_sizes
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
 from runner.profiling.real_sizes import RealSizes
+from runner.strategy.checkpoints_by_name import num_bytes
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.lightning_module import trainable
 from runner.training.rank_parts import make_strategy, planned_model
 
@@ -95,15 +98,13 @@ def _why_not(config: RunConfig, plan: RunPlan) -> str | None:
         return "batches have different sizes"
     if config.compile:
         return "what a compiler saves is not predicted"
-    if config.checkpoint.asynchronous:
-        return "a step is played without the copies that a checkpoint in the background holds"
     return None
 
 
 def _play(config: RunConfig, plan: RunPlan) -> tuple[int, ...]:
     sizes = split_sizes(config.data.batch_size, plan.layout["data"])
-    if config.zero.stage is None:
-        sizes = sizes[:1]  # the first replica has the most samples, and all have the same weights
+    if config.zero.stage is None and not config.checkpoint.asynchronous:
+        sizes = sizes[:1]  # the first replica has the most samples, and all have the same weights, and save none
     batches = {size: example_batch(config.data, size, config.seed) for size in set(sizes)}
     tensors = PlayedTensors()
     with tensors, RealSizes(), changed_in_place():
@@ -192,7 +193,21 @@ class _PlayedRank:
         while meter.will_track:
             strategy.hand_over(self._step(strategy.stages))
             strategy.optimizer_step(strategy.optimizers[0], lambda: None)
+        if config.checkpoint.asynchronous:
+            meter.hold_copies(self._saved_bytes(strategy))
         return meter.peak_bytes
+
+    def _saved_bytes(self, strategy: EngineStrategy) -> int:
+        """The bytes of what this rank copies, to save it in the background while the run goes on."""
+        engine = strategy.engine
+        assert engine is not None
+        with strategy.in_parts(lambda content: None):
+            saved = [strategy.lightning_module_state_dict(), strategy.optimizer_state(strategy.optimizers[0])]
+            if self._config.trainer.ema_decay is not None:
+                trained = {name: each for name, each in engine.saved_parameters.items() if each.requires_grad}
+                averages = {name: torch.empty_like(each, dtype=torch.float32) for name, each in trained.items()}
+                saved.append(strategy.saved_here(averages))
+        return num_bytes(saved)
 
     def _step(self, stages: tuple[int, ...]) -> StepBatch:
         inputs, targets = (map_tensors(self._tensors.like, each) for each in self._batch)

@@ -45,6 +45,7 @@ def _peaks(place: Path, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
         ("parallelism.tensor=2", "parallelism.sequence=true"),
         ("parallelism.data=2", "precision=bf16_master", "compression=topk"),
         ("parallelism.pipeline=2", "schedule=pipefb", "trainer.ema_decay=0.9"),
+        ("optimizer=adamw", "trainer.ema_decay=0.9", "checkpoint.asynchronous=true", "checkpoint.every=2"),
     ],
     ids=lambda words: words[-1].partition("=")[0],
 )
@@ -62,8 +63,9 @@ def test_a_module_with_its_own_step_is_played_as_it_is(tmp_path: Path) -> None:
     assert 0 <= counted - rehearsed <= _LOGGED
 
 
-def test_of_replicas_that_share_states_the_fullest_is_counted(tmp_path: Path) -> None:
-    words = (*_GPT, "parallelism.pipeline=2", "parallelism.data=3", "schedule=zb_h1", "zero.stage=1")
+@pytest.mark.parametrize("sharing", ["zero.stage=1", "checkpoint.asynchronous=true"])
+def test_of_replicas_that_share_states_or_saves_the_fullest_is_counted(sharing: str, tmp_path: Path) -> None:
+    words = (*_GPT, "parallelism.pipeline=2", "parallelism.data=3", "schedule=zb_h1", sharing, "checkpoint.every=2")
     made, _ = result(tmp_path, words=words)
     config = resolve([*words])
     plan = prepare(config, place_is_made=True)
@@ -129,7 +131,6 @@ def test_a_run_whose_layers_move_is_rehearsed_cut_by_cut(tmp_path: Path) -> None
         (("zero.stage=3", "parallelism.data=2"), "DeepSpeed"),
         (("parallelism.pipeline=2", "schedule=varuna", "schedule.opportunistic=true"), "depends on what has arrived"),
         (("compile=true",), "compiler"),
-        (("checkpoint.asynchronous=true", "checkpoint.every=2"), "copies"),
     ],
 )
 def test_what_cannot_be_played_says_why(words: tuple[str, ...], reason: str) -> None:
