@@ -17,7 +17,6 @@ import torch
 from shard_threads import RankOrder, run_shards
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -291,61 +290,3 @@ def test_a_recomputed_region_enters_anew_and_gives_the_same(reentrant: bool) -> 
 
     for gradient, plain in run_shards(2, rank):
         assert torch.equal(gradient, plain)
-
-
-# ----------------------------------------------------------------------------- what the comparison must tell
-
-WEIGHTS = {"up": numbers(12, 6, seed=1), "down": numbers(6, 12, seed=2), "bias": numbers(6, seed=3)}
-INPUT, FACTOR = numbers(4, 6, seed=4), numbers(4, 6, seed=5)
-
-
-def perceptron(group: ShardGroup, mutant: str) -> dict[str, Tensor]:
-    """Column, square, row with a bias: the output and all gradients, of which the weights' are of this rank's parts."""
-    up, down = WEIGHTS["up"].chunk(group.degree)[group.index], WEIGHTS["down"].chunk(group.degree, 1)[group.index]
-    leaves = [each.clone().requires_grad_() for each in (INPUT, up, down, WEIGHTS["bias"])]
-    x, up, down, bias = leaves
-    hidden = functional.linear(x if mutant == "no entry" else enter(x, group.name), up) ** 2
-    early = bias if mutant == "bias before the sum" else None
-    out = leave(functional.linear(hidden, down, early), group.name)
-    out = out if early is not None else out + bias
-    gradients = torch.autograd.grad((out * FACTOR).sum(), leaves)
-    return dict(zip(("out", "x", "up", "down", "bias"), (out.detach(), *gradients), strict=True))
-
-
-@pytest.mark.parametrize("degree", [2, 3])
-@pytest.mark.parametrize(("mutant", "wrong"), [("", set()), ("no entry", {"x"}), ("bias before the sum", {"out"})])
-def test_a_column_and_a_row_are_the_whole_and_mutants_are_told(degree: int, mutant: str, wrong: set[str]) -> None:
-    leaves = {"x": INPUT.clone(), **{name: weight.clone() for name, weight in WEIGHTS.items()}}
-    for leaf in leaves.values():
-        leaf.requires_grad_()
-    out = functional.linear(functional.linear(leaves["x"], leaves["up"]) ** 2, leaves["down"], leaves["bias"])
-    gradients = torch.autograd.grad((out * FACTOR).sum(), [leaves[name] for name in ("x", "up", "down", "bias")])
-    expected = dict(zip(("out", "x", "up", "down", "bias"), (out.detach(), *gradients), strict=True))
-    ranks = run_shards(degree, lambda group, exchange: perceptron(group, mutant))
-    up, down = torch.cat([rank["up"] for rank in ranks]), torch.cat([rank["down"] for rank in ranks], 1)
-    found = [rank | {"up": up, "down": down} for rank in ranks]
-    assert {name for each in found for name in each if not torch.equal(each[name], expected[name])} == wrong
-
-
-@pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize("readers", ["the same everywhere", "parts"])
-@pytest.mark.parametrize("operator", [gather, gather_parts])
-def test_the_other_backward_of_a_gather_is_told(
-    degree: int, readers: str, operator: Callable[[Tensor, int, str], Tensor]
-) -> None:
-    """Read by the same loss everywhere, gradients must not be summed; read by layers in parts, they must be."""
-    value, weight = numbers(4, 8, seed=0), numbers(8, 8, seed=1)
-    parts = readers == "parts"
-
-    def rank(group: ShardGroup, exchange: RankOrder) -> Tensor:
-        own = value.chunk(degree, 1)[group.index].clone().requires_grad_()
-        rows = weight.chunk(degree)[group.index] if parts else weight
-        whole = functional.linear(operator(own, 1, group.name), rows)
-        return torch.autograd.grad((whole**2).sum(), own)[0]
-
-    leaf = value.clone().requires_grad_()
-    (expected,) = torch.autograd.grad((functional.linear(leaf, weight) ** 2).sum(), leaf)
-    joined = torch.cat(run_shards(degree, rank), 1)
-    assert torch.equal(joined, expected) == (operator is (gather_parts if parts else gather))
-    if operator is gather_parts and not parts:
-        assert torch.equal(joined, degree * expected)
