@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import random
 from typing import Any
 
-import pytest
-from plan_profiles import layer, loss_layer, model
+from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
-from runner.config.schema import HardwareConfig, RunConfig
+from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
-from runner.plan.time.estimate import with_estimated_seconds
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 
@@ -54,32 +51,10 @@ def test_uneven_layers_are_balanced_by_seconds() -> None:
     assert planned(BY_TIME).time.step_seconds < cut_by("uniform", BY_TIME).time.step_seconds
 
 
-def test_flops_count_where_nothing_was_measured() -> None:
-    """As for a machine that is not at hand: the seconds are in proportion to the FLOPs."""
-    layers = [layer(forward_flops=1e9, backward_flops=2e9)] * 7 + [layer(forward_flops=4e9, backward_flops=8e9)]
-    profile = with_estimated_seconds(model(layers), HardwareConfig(flops={"fp32": 1.0}), "fp32")
-    plan = planned(profile)
-    assert (plan.partition, plan.time.source) == (((0, 5), (6, 7)), "estimated")
-
-
 def test_stages_that_differ_by_less_than_a_clock_stay_even() -> None:
     noisy = [layer(backward_seconds=2.0 + 0.01 * (number % 3)) for number in range(4)]
     noisy += [layer(backward_seconds=2.0) for _ in range(4)]
     assert planned(model(noisy)).partition == ((0, 3), (4, 7))
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "chimera"])
-def test_it_is_never_predicted_to_be_slower_than_even_stages(schedule: str) -> None:
-    chance = random.Random(schedule)
-    for _ in range(6):
-        seconds = [chance.choice((0.1, 1.0, 3.0)) * chance.uniform(0.8, 1.2) for _ in range(12)]
-        profile = model([layer(forward_seconds=one, backward_seconds=2 * one) for one in seconds], loss=loss_layer())
-        changes: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__name": schedule}
-        auto, even = planned(profile, **changes), cut_by("uniform", profile, **changes)
-        assert even.fits
-        assert auto.fits
-        assert auto.time.step_seconds <= even.time.step_seconds
 
 
 def test_what_fits_only_in_uneven_stages_is_cut_so() -> None:

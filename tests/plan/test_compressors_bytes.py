@@ -22,7 +22,7 @@ from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.registry import COMPRESSORS
 from runner.optim.compression.rounds import GradientStep
 from runner.plan.make import make_plan
-from runner.plan.reductions import Reduction, compressing_bytes, reduction_notes
+from runner.plan.reductions import reduction_notes
 from runner.profiling.compression import compression_bytes
 
 KINDS = {name: kind for name, kind in COMPRESSORS.items() if kind.compress is not None and name != "custom"}
@@ -95,12 +95,6 @@ def test_large_tensors_are_tried_with_fewer_rows() -> None:
         compression_bytes(config, [shape])["compression_peak_bytes"] for shape in ((1 << 12, 64), (1 << 40, 64))
     )
     assert small == pytest.approx(large, rel=1e-3)
-
-
-def test_stages_of_a_rank_compress_one_after_the_other() -> None:
-    several = [Reduction(0.0, temporary_bytes=100, waiting_bytes=30), Reduction(0.0, temporary_bytes=60)]
-    assert compressing_bytes(several) == 30 + 70
-    assert compressing_bytes([]) == 0
 
 
 KEEPING = replace(HALVES, state_bytes=lambda section, shape: 4 * prod(shape))

@@ -38,19 +38,6 @@ def profile() -> ModelProfile:
     return replace(made, layers=tuple(layers), loss=loss, seconds_source="measured", optimizer_seconds_per_byte=0.0)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-def test_a_step_is_not_shorter_than_the_work_of_all_ranks_over_the_cores(schedule: str) -> None:
-    own = measured(*FOUR, f"schedule={schedule}")
-    assert own.time.alone_seconds is None
-    for cores in (1, 2, 3):
-        plan = measured(*FOUR, f"schedule={schedule}", cores=cores)
-        least = sum(plan.time.busy_seconds) / cores
-        assert plan.time.step_seconds >= max(least, own.time.step_seconds) * (1 - 1e-9)
-        assert plan.time.step_seconds <= least + own.time.step_seconds
-        assert plan.time.bubble_ratio == own.time.bubble_ratio, "the schedule's own, as where schedules are compared"
-        assert plan.time.alone_seconds == own.time.step_seconds
-
-
 def test_one_core_does_everything_one_after_the_other() -> None:
     plan = measured(*FOUR, cores=1)
     assert plan.time.step_seconds == pytest.approx(sum(plan.time.busy_seconds))
@@ -60,13 +47,6 @@ def test_one_core_does_everything_one_after_the_other() -> None:
     assert note == f"{told}; 4 processes on 1 core may take minutes to start"
     (few,) = [note for note in measured(*FOUR, cores=2).advice if " share " in note]
     assert "to start" not in few
-
-
-def test_replicas_share_the_cores_too() -> None:
-    """Two pipelines of two ranks on two cores: each has one, and its ranks take turns."""
-    plan = measured("model=mlp", "parallelism.pipeline=2", "parallelism.data=2", "schedule.microbatches=8",
-                    "device=cpu", cores=2)  # fmt: skip
-    assert plan.time.step_seconds == pytest.approx(sum(plan.time.busy_seconds))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from runner.plan.planners.joint import EFFORTS, Family, JointSearch, families
 from runner.plan.planners.values import Division, HostUpdate, Kept, Line, Order, PlanningProblem, problem_from_json
 from runner.plan.time.network import one_link
 from runner.plan.values import Link
-from runner.schedule.catalogue.registry import SPECS, build
+from runner.schedule.catalogue.registry import SPECS
 from runner.schedule.kinds import ScheduleRequest
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.simulation.batched import BatchedCosts, compiled, held_at_once
@@ -200,28 +199,6 @@ def test_candidates_that_are_played_together_end_as_each_does_alone(ranks: int, 
             assert ends[one] == simulate(schedule, costs).makespan, schedule.name
         played += 1
     assert played >= 15
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
-def test_a_candidate_of_a_thousand_takes_a_small_part_of_a_play_alone(name: str) -> None:
-    """Processor time of both in one run: some 600 times less, of which a tenth is asked."""
-    schedule = build(name, 16, 128)
-    order, stages = compiled(schedule), schedule.stages
-    assert order is not None
-    draw = np.random.default_rng(5)
-    durations = [draw.uniform(0.5, 1.5, (stages, 1000)) for _ in range(4)]
-    message = draw.uniform(0.0, 0.3, (stages - 1, 1000))
-    together = BatchedCosts(durations[0], durations[1], durations[2], durations[3], message)
-    lists = [[float(x) for x in each[:, 0]] for each in (*durations, message)]
-    alone = StageCosts(lists[0], lists[1], lists[2], lists[3], comm=lists[4])
-    seconds = []
-    for play in (lambda: order.makespan(together), lambda: simulate(schedule, alone)):
-        play()
-        begun = time.process_time()
-        play()
-        seconds.append(time.process_time() - begun)
-    assert seconds[0] / 1000 * 60 < seconds[1]
 
 
 def test_what_ranks_hold_at_most_is_what_the_walk_of_their_lists_says() -> None:

@@ -8,26 +8,17 @@ from plan_profiles import layer, model
 from runner.plan.cut.partition import uniform
 from runner.plan.stages.figures import stage_figures
 from runner.plan.time.played import measured_time
-from runner.plan.time.predict import predict_time, stage_costs
+from runner.plan.time.predict import predict_time
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
-from runner.schedule.simulation.clock import simulate
 
 
 def predicted(name: str, profile: ModelProfile, link: Link, post_validation: bool = False) -> TimePrediction:
     program = lower(build(name, ranks=4, microbatches=8))
     figures = stage_figures(profile, uniform(len(profile.layers), 4))
     return predict_time(program, profile, figures, mean_samples=1.0, link=link, post_validation=post_validation)
-
-
-def test_what_a_stage_keeps_takes_its_bytes_to_move() -> None:
-    profile = model([layer(saved_bytes=30, output_bytes=10)] * 4)
-    figures = stage_figures(profile, uniform(4, 4))
-    costs = stage_costs(profile, figures, mean_samples=2.0, copies=(1,) * 4, link=Link(0.5, 20.0))
-    assert costs.stash == [0.5 + 2 * 30 / 20, *[0.5 + 2 * (30 + 10) / 20] * 3]
-    assert (costs.comm, costs.occupancy) == ([0.5 + 1.0] * 3, [1.0] * 3)
 
 
 def test_bpipe_pays_for_what_it_moves() -> None:
@@ -49,24 +40,6 @@ def test_a_slow_link_carries_one_message_after_the_other() -> None:
     time = predict_time(program, profile, figures, mean_samples=1.0, link=Link(0.0, 10.0))
     # All forwards have come at 33, the last of them has run at 34; backwards of 2 send a gradient of 4 every 4 seconds.
     assert time.step_seconds == 34 + 2 + 8 * 4 + 2
-
-
-def test_post_validation_plays_the_steps_between_the_windows() -> None:
-    """Equal steps make each window so much longer, and the bubble is that of forwards and backwards alone."""
-    equal = model([layer()] * 4, optimizer_seconds_per_byte=0.01)
-    time = predicted("zb_h1", equal, Link(), post_validation=True)
-    free = predicted("zb_h1", model([layer()] * 4), Link(), post_validation=True)
-    assert time.step_seconds == pytest.approx(free.step_seconds + 0.4)
-    assert time.bubble_ratio == free.bubble_ratio
-
-
-def test_a_streams_steps_and_reductions_stand_between_its_windows() -> None:
-    program = lower(build("pipefisher", ranks=4, microbatches=4))
-    profile = model([layer()] * 4, optimizer_seconds_per_byte=0.01)
-    figures = stage_figures(profile, uniform(4, 4))
-    time = predict_time(program, profile, figures, mean_samples=1.0, data=2, link=Link(0.1, None))
-    played = simulate(program, time.costs)
-    assert time.step_seconds == played.makespan / program.schedule.windows
 
 
 @pytest.mark.parametrize("post_validation", [False, True])

@@ -3,8 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
 from runner.config.schema import HardwareConfig
@@ -13,12 +11,11 @@ from runner.plan.cut.partition import uniform
 from runner.plan.stages.figures import stage_figures
 from runner.plan.time.estimate import EFFICIENCY, with_estimated_seconds
 from runner.plan.time.played import measured_time
-from runner.plan.time.predict import predict_time, ring_all_reduce_seconds, stage_costs
+from runner.plan.time.predict import predict_time, ring_all_reduce_seconds
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.catalogue import registry
 from runner.schedule.lowering.program import lower
-from runner.schedule.simulation.clock import simulate
 
 
 def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, **options: object) -> TimePrediction:
@@ -44,12 +41,6 @@ def test_equal_stages_take_t_plus_d_minus_one_rounds(name: str, ranks: int, micr
     assert time.source == "measured"
 
 
-def test_naive_takes_one_after_the_other() -> None:
-    time = predicted("naive", 3, 4, model([layer()] * 3))
-    assert time.step_seconds == pytest.approx(4 * 3 * 3)
-    assert time.bubble_ratio == pytest.approx(2 / 3)
-
-
 def test_samples_loss_step_and_reduction_count() -> None:
     profile = model(
         [layer()], samples=4, loss=loss_layer(forward_seconds=0.5, backward_seconds=0.5), optimizer_seconds_per_byte=0.1
@@ -59,11 +50,6 @@ def test_samples_loss_step_and_reduction_count() -> None:
     assert time.step_seconds == pytest.approx(4 + 4 * (0.25 + 40 / 3 / 2) + 4)
     assert time.bubble_ratio == pytest.approx(0)
     assert ring_all_reduce_seconds(40, 1, Link(0.25, 2.0)) == 0
-
-
-def test_messages_delay_the_pipeline() -> None:
-    time = predicted("gpipe", 2, 1, model([layer()] * 2), link=Link(0.5, 20.0))
-    assert time.step_seconds == pytest.approx(2 * 3 + 2 * (0.5 + 10 / 20))
 
 
 def test_measured_stages_win_over_layers() -> None:
@@ -94,29 +80,6 @@ def test_measured_parts_of_a_split_backward_win_over_halves() -> None:
     time = measured("zb_h1", seconds)
     first, last = 1 + 0.125 + 2 + 2 + 0.125 + 1.5 + 1 + 0.5, 1 + 0.125 + 2 + 2 + 3 + 0.25
     assert time.step_seconds == pytest.approx(max(first, last))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    name=st.sampled_from(["naive", "gpipe", "1f1b"]),
-    seconds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    microbatches=st.integers(1, 6),
-    data=st.integers(1, 3),
-)
-def test_the_step_ends_when_the_lowered_program_does(
-    name: str, seconds: list[int], microbatches: int, data: int
-) -> None:
-    profile = model(
-        [layer(forward_seconds=float(s), gradient_bytes=10 * s) for s in seconds], optimizer_seconds_per_byte=0.05
-    )
-    schedule = registry.build(name, ranks=len(seconds), microbatches=microbatches)
-    figures = stage_figures(profile, uniform(len(seconds), len(seconds)))
-    link = Link(0.1, 50.0)
-    costs = stage_costs(profile, figures, mean_samples=1.0, copies=[data] * len(seconds), link=link)
-    played = simulate(lower(schedule), costs)
-    time = predict_time(lower(schedule), profile, figures, mean_samples=1.0, data=data, link=link)
-    assert time.step_seconds == pytest.approx(played.makespan)
-    assert time.bubble_ratio == pytest.approx(simulate(schedule, costs).bubble_ratio)
 
 
 def test_estimated_seconds_are_flops_over_the_reached_rate() -> None:

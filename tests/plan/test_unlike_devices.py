@@ -87,7 +87,7 @@ def drawn(seed: int) -> tuple[ModelProfile, tuple[float, ...], int, float]:
     return model(rows), speeds, of.randrange(2, 9), of.choice([0.0, 0.02, 0.1])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_order_and_cut_are_the_best_of_all(seed: int) -> None:
     profile, speeds, count, each_byte = drawn(seed)
     link = [f"hardware.link_bytes_per_second={1 / each_byte}"] if each_byte else []
@@ -106,20 +106,8 @@ def test_order_and_cut_are_the_best_of_all(seed: int) -> None:
     assert plan.time.step_seconds == pytest.approx(min(every), rel=1e-9)
 
 
-@pytest.mark.parametrize("speeds", [(0.25, 0.5, 1.0), (0.25, 0.25, 1.0)])
-def test_the_cut_for_unlike_devices_is_much_faster_than_even_stages(speeds: tuple[float, ...]) -> None:
-    profile = model([layer()] * 12)
-    named = f"parallelism.devices=[{','.join('abc')}]"
-    even, fitted, best = (
-        planned(profile, speeds, *words).time.step_seconds
-        for words in (["partition=uniform", named], [named], ["partition=auto"])
-    )
-    assert even > 1.5 * fitted
-    assert fitted >= best
-
-
 def test_many_layers_are_cut_nearly_as_well_as_by_all_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(6):
+    for seed in (0, 1):
         profile, speeds, count, _ = drawn(seed)
         exact = planned(profile, speeds, microbatches=count).time.step_seconds
         with monkeypatch.context() as patched:
@@ -128,27 +116,7 @@ def test_many_layers_are_cut_nearly_as_well_as_by_all_cuts(monkeypatch: pytest.M
         assert exact <= found * (1 + 1e-12) <= exact * 1.05
 
 
-def test_ranks_with_two_stages_are_as_fast_as_their_device() -> None:
-    of = random.Random(1)
-    profile = model([layer(forward_seconds=of.uniform(0.5, 2)) for _ in range(6)])
-    words = ["schedule=interleaved_1f1b"]
-    plan = planned(profile, (0.4, 1.0), *words)
-    every = [
-        planned(
-            profile,
-            (0.4, 1.0),
-            *words,
-            f"parallelism.devices=[{order}]",
-            "partition=manual",
-            f"partition.boundaries=[{','.join(map(str, cut[1:-1]))}]",
-        ).time.step_seconds
-        for order in ("a,b", "b,a")
-        for cut in all_cuts(6, 4)
-    ]
-    assert plan.time.step_seconds == min(every)
-
-
-@pytest.mark.parametrize("schedule", ["zb_v", "zb_auto", "bpipe", "varuna", "pipedream_2bw", "wpipe", "auto"])
+@pytest.mark.parametrize("schedule", ["zb_v", "pipedream_2bw"])
 def test_other_orders_are_no_slower_than_even_stages_on_any_order_of_devices(schedule: str) -> None:
     profile, words = model([layer()] * 8), (f"schedule={schedule}",)
     even = [
@@ -181,16 +149,6 @@ def test_a_fast_device_with_little_memory_gets_what_fits_it() -> None:
     )
     assert not none.fits
     assert "460 B" in none.problems[0].line()
-
-
-def test_recomputation_is_chosen_under_the_limit_of_its_device() -> None:
-    profile = model([layer(saved_bytes=3000)] * 6)
-    words = ["schedule.microbatches=4", "data.batch_size=4", "model=mlp", "memory_limit=1GB", "parallelism.pipeline=2"]
-    device = classes(0.5, 1.0, a=", memory_bytes: 12000")
-    plan = make_plan(resolve([*words, device, "activation_checkpoint=auto"]), profile)
-    slow = [each.name for each in plan.devices].index("a")
-    assert plan.fits
-    assert plan.memory.peak_bytes[slow] <= 12_000 < plan.memory.peak_bytes[1 - slow]
 
 
 def test_a_plan_says_its_devices_and_its_request_gives_the_same_plan(tmp_path: Path) -> None:
