@@ -19,10 +19,8 @@ from runner.model.freeze import frozen
 from runner.model.layers import layers_of
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
-from runner.schedule.catalogue.registry import build
 
 WIDTH, SAMPLES, COUNT, STEPS = 6, 8, 4, 3
-FROZEN = ["0.*", "1.weight", "2.*"]
 adamw = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)  # decay would move a frozen weight
 
 
@@ -67,59 +65,6 @@ def test_names_of_modules_that_exist_and_of_those_that_are_built_later() -> None
     assert trained_names(Listed(), ["0.*"]) == ["1.weight", "1.bias"]
     assert trained_names(Tied(), ["last.weight"]) == ["first.bias", "last.bias"]  # by any of its names
     assert trained_names(Listed(), []) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-
-
-def plain_loop() -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = mlp()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(("0.", "2.")) and name != "1.weight")
-    optimizer = adamw([parameter for parameter in model.parameters() if parameter.requires_grad])
-    losses = []
-    for inputs, targets in batches():
-        model.zero_grad()
-        total = 0.0
-        for x, y in zip(inputs.tensor_split(COUNT), targets.tensor_split(COUNT), strict=True):
-            loss = functional.mse_loss(model(x), y) * len(x)
-            torch.autograd.backward(loss)
-            total += loss.item()
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= SAMPLES
-        optimizer.step()
-        losses.append(total / SAMPLES)
-    return losses, dict(model.state_dict())
-
-
-@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 4), ("zb_h1", 4), ("zb_v", 2), ("gpipe", 1)])
-def test_every_schedule_trains_as_a_plain_loop(schedule: str, pipeline: int) -> None:
-    expected, weights = plain_loop()
-    order = build(schedule, ranks=pipeline, microbatches=COUNT)
-
-    def run(transport: ThreadTransport) -> Any:
-        sources = frozen(layers_of(mlp_of[transport.rank], 0), FROZEN)
-        engine = make_engine(
-            sources, functional.mse_loss, transport, schedule=order, pipeline=pipeline, data=1, count=COUNT,
-            optimizer=adamw,
-        )  # fmt: skip
-        losses = [f.loss for batch in batches() for f in engine.submit(part_of(batch, transport, pipeline, 1, order))]
-        engine.drain()
-        state = {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
-        grads = [name for name, tag in engine.tags.items() if tag.is_trained]
-        sent = engine.bytes_sent["gradient"]
-        return losses, state, grads, sent
-
-    mlp_of = [mlp() for _ in range(pipeline)]
-    results = run_ranks(pipeline, run)
-    found = {k: v for _, state, _, _ in results for k, v in state.items()}
-    assert results[0][0] == expected
-    assert [name for name in weights if not torch.equal(found[name], weights[name])] == []
-    fresh = mlp().state_dict()
-    kept = [name for name in fresh if torch.equal(found[name], fresh[name])]
-    assert kept == ["0.weight", "0.bias", "1.weight", "2.weight", "2.bias"]
-    assert sum(len(grads) for _, _, grads, _ in results) == 11
-    if schedule == "1f1b":  # stage 1 sends the gradient that 1.bias needs; layers 2 and 3 send theirs
-        assert results[0][3] == 0
-        assert all(sent > 0 for _, _, _, sent in results[1:])
 
 
 def test_a_first_stage_that_is_frozen_gets_no_gradient() -> None:

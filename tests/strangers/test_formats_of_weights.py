@@ -43,9 +43,11 @@ def request(model: str, name: str, *words: str) -> RunConfig:
     return resolve([*named, "loss=cross_entropy", "data.batch_size=8", "device=cpu", *words])
 
 
-@pytest.mark.parametrize(("name", "precision"), [("bfloat16", "bf16"), ("float16", "fp16")])
-@pytest.mark.parametrize(("model", "weight"), [("chain", "0.weight"), ("whole", "first.weight")])
-def test_the_format_is_named_with_the_way(model: str, weight: str, name: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision", "model", "weight"),
+    [("bfloat16", "bf16", "chain", "0.weight"), ("float16", "fp16", "whole", "first.weight")],
+)
+def test_the_format_is_named_with_the_way(name: str, precision: str, model: str, weight: str) -> None:
     said = rf"^precision\.name = fp32: must be the format of the weights, and {weight} is {name}\."
     with pytest.raises(RequestError, match=rf"{said}.* Try precision={precision}\.$"):
         profile_model(request(model, name, "parallelism.pipeline=2"))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import random
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from covering import sampled
 from layouts import make_engine, part_of
 from stateful import IN_BUFFERS, KINDS, ONE_PROCESS, WRITE_WEIGHTS, Streams, forget, model
 from torch import Tensor, nn
@@ -101,28 +99,6 @@ def test_in_two_stages(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(IN_BUFFERS))
 def test_what_is_in_buffers_is_changed_once_if_layers_run_again(kind: str) -> None:
     require_equal([kind], 5, 2, 1, again=True)
-
-
-def drawn(seed: int) -> tuple[list[str], int, int]:
-    """Kinds, micro-batches and stages."""
-    draw = random.Random(seed)
-    pipeline, count = draw.choice([1, 2]), draw.choice([1, 2, 4])
-    known = KINDS.keys() - (ONE_PROCESS if pipeline > 1 else set())
-    known -= WRITE_WEIGHTS if pipeline > 1 and count > 1 else set()
-    return draw.choices(sorted(known), k=draw.randint(1, 4)), count, pipeline
-
-
-@pytest.mark.parametrize("seed", sampled(range(24), *range(6)))
-def test_any_of_them_together(seed: int) -> None:
-    kinds, count, pipeline = drawn(seed)
-    require_equal(kinds, seed, count, pipeline)
-
-
-@pytest.mark.full
-def test_five_hundred_of_them() -> None:
-    for seed in range(100, 600):
-        kinds, count, pipeline = drawn(seed)
-        require_equal(kinds, seed, count, pipeline)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,10 +24,6 @@ SIZES: dict[str, Any] = {
     "vocab_size": TOKENS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
-T5: dict[str, Any] = {
-    "vocab_size": TOKENS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0,
-    "tie_word_embeddings": False,
-}  # fmt: skip
 Tokens = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -57,10 +53,6 @@ def rows(samples: int = BATCH * STEPS) -> Tokens:
 
 def data() -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(*rows())
-
-
-def pairs() -> list[tuple[Tokens, torch.Tensor]]:
-    return [((inputs, targets), targets) for inputs, targets in zip(*rows(), strict=True)]
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -143,31 +135,6 @@ def _after_one(folder: Path) -> dict[str, torch.Tensor]:
     cross_entropy(model(inputs).logits, targets).backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return dict(model.state_dict())
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("pipeline", [1, 2])
-def test_one_of_four_that_are_tied(tmp_path: Path, pipeline: int) -> None:
-    """T5 ties two tables and the head to a third; the folder's head differs, and the tables stay tied."""
-    config = transformers.T5Config(**T5)
-    folder = folder_of(tmp_path, config, transformers.T5ForConditionalGeneration)
-    model = transformers.T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    model.config.use_cache = model.decoder.config.use_cache = False
-    found = trained([*request(folder, "pairs")], pipeline=pipeline, microbatches=2, steps=STEPS)
-    check(found, plain(model, pair=True), model.state_dict())
-
-
-@pytest.mark.costly
-def test_an_adapter_beside_an_own_head(tmp_path: Path) -> None:
-    """The frozen weights stay those of the files, in each layout."""
-    folder = llama(tmp_path)
-    held = load_file(folder / "model.safetensors")
-    adapter = ["adapter=lora", "adapter.targets=[q_proj]"]
-    one, two = (trained([*request(folder), *adapter], pipeline=p, microbatches=2, steps=2) for p in (1, 2))
-    assert two[0] == pytest.approx(one[0], rel=2e-6)
-    for found in (one[1], two[1]):
-        assert torch.equal(found["lm_head.weight"], held["lm_head.weight"])
-        assert torch.equal(found["model.embed_tokens.weight"], held["model.embed_tokens.weight"])
 
 
 class Tied(nn.Sequential):

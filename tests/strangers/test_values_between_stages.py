@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,9 +24,6 @@ from runner.schedule.catalogue.registry import build
 from runner.schedule.values import Schedule
 
 STEPS, BATCH = 3, 8
-DRAWS = int(os.environ.get("RUNNER_DRAWS_OF_VALUES", "6"))
-SCHEDULES = {2: ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"], 3: ["gpipe", "1f1b", "zb_h1"]}
-POLICIES = ["none", "none", "full", "chen_sqrt", "kusumoto", "dtr"]
 
 
 class Draw(NamedTuple):
@@ -166,25 +161,3 @@ def test_a_plan_says_that_its_bytes_are_an_estimate(monkeypatch: pytest.MonkeyPa
 @pytest.fixture(autouse=True)
 def _own_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path_factory.getbasetemp() / "profiles"))
-
-
-def drawn(number: int) -> Draw:
-    """Two kinds, one after the other, in a layout of some kind; every kind comes in its turn."""
-    chosen = random.Random(number)
-    kinds = [CARRIED[number % len(CARRIED)], chosen.choice(CARRIED)]
-    pipeline = chosen.choice([2, 2, 3])
-    microbatches = 1 if WHOLE & set(kinds) else chosen.choice([1, 2, 4])
-    schedules = SCHEDULES[pipeline]
-    if microbatches == 1:
-        schedules = [name for name in schedules if name != "interleaved_1f1b"]
-    return Draw(kinds, pipeline, chosen.choice(schedules), microbatches, chosen.choice(POLICIES), number)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("number", random.Random(os.environ.get("RUNNER_DRAWS_SEED", "5")).sample(range(10**6), DRAWS))
-def test_draws(number: int) -> None:
-    draw = drawn(number)
-    told = assert_equal_or_refused(draw)
-    if told != "equal":
-        assert "changed in place" in draw.kinds, (draw, told)
-        assert "in place" in told, (draw, told)
