@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -45,8 +45,3 @@ def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
     found = list(cases)
     assert all(case in found for case in sample), "the sample has a case that there is not"
     return [pytest.param(case, marks=() if case in sample else _FULL) for case in found]
-
-
-def every_third(cases: Sequence[tuple[object, ...]]) -> list[Any]:
-    """``cases``, values of several arguments, of which two in three are marked ``full``."""
-    return [pytest.param(*case, marks=_FULL if place % 3 else ()) for place, case in enumerate(cases)]

@@ -6,14 +6,14 @@ Its text is also what the tests write into a user's own directory.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, random_split
+from torch.utils.data import Dataset, TensorDataset, random_split
 
 SCALE = float(np.random.uniform(0.5, 1.5))  # when the module is imported
 
@@ -79,22 +79,6 @@ class OwnOrder(Dataset[Any]):
         return self.x[self.order[index]], self.y[self.order[index]]
 
 
-class Shuffled(IterableDataset[Any]):
-    """Shuffles itself when it is iterated, before its first sample."""
-
-    def __iter__(self) -> Iterator[Any]:
-        data = points()
-        return iter([data[int(index)] for index in np.random.permutation(len(data))])
-
-
-class Reordered(IterableDataset[Any]):
-    """Shuffles itself by a generator of its own."""
-
-    def __iter__(self) -> Iterator[Any]:
-        data = points()
-        return iter([data[int(index)] for index in np.random.default_rng().permutation(len(data))])
-
-
 def mixed(samples: list[Any]) -> Any:
     """A batch of samples that are mixed with one another."""
     x, y = (torch.stack(part) for part in zip(*samples, strict=True))
@@ -115,40 +99,12 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2))
 
 
-def numpy_model() -> nn.Sequential:
-    """Its weights are NumPy's."""
-    made = model()
-    for layer in (made[0], made[2], made[4]):
-        assert isinstance(layer, nn.Linear)
-        weight = np.random.standard_normal(tuple(layer.weight.shape)) * 0.3
-        layer.weight.data = torch.tensor(weight, dtype=torch.float32)
-    return made
-
-
 def own_model() -> nn.Sequential:
     """The weights of its third layer are of a generator of its own."""
     made = model()
     third: Any = made[2]
     third.weight.data = torch.tensor(np.random.default_rng().standard_normal((12, 12)), dtype=torch.float32)
     return made
-
-
-class Permuted(nn.Module):
-    """Permutes its input, in a way that a generator of its own has drawn when it was made."""
-
-    order: torch.Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.register_buffer("order", torch.tensor(np.random.default_rng().permutation(width)))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.linear(x[:, self.order])
-
-
-def permuted_model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 12), Permuted(12), nn.Tanh(), nn.Linear(12, 2))
 
 
 class Skipped(nn.Module):

@@ -1,4 +1,4 @@
-"""Asynchronous schedules in real processes: equal to their recurrences, and continued bit for bit."""
+"""Asynchronous schedules by ``runner verify``: equal to their recurrences; what workers cannot do is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import thread_runs
-import torch
 import warm
-from user_project import OVERRIDES, environment, make_directory, record, result
+from user_project import OVERRIDES, environment, make_directory
 
 SGD = ("optimizer=sgd", "optimizer.momentum=0.9", "lr_scheduler=linear")
 PIPEMARE = ("schedule.lr_rescheduling=3", "schedule.warmup_steps=1", "optimizer=sgd", "lr_scheduler=linear")
@@ -39,46 +38,6 @@ def test_verify_finds_it_equal_to_the_plain_loop(tmp_path: Path, asked: tuple[st
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["equal"], found["bitwise"]) == (True, True)
-
-
-@pytest.mark.costly
-def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path) -> None:
-    """Validations and checkpoints in parts drain the pipeline: no bit of the losses and weights moves."""
-    directory = make_directory(tmp_path / "project")
-    longer = (*layout("pipedream_2bw", 2, 4, *SGD), "trainer.max_steps=9")
-    losses, weights = result(directory, *longer, run="whole")
-    saved = ("trainer.val_every=2", "checkpoint.every=4", "checkpoint.keep=9", "checkpoint.asynchronous=true")
-    drained, other = result(directory, *longer, *saved, run="drained")
-    resumed, again = result(directory, *longer, "resume=drained/checkpoints/step-4.ckpt", run="resumed")
-    assert drained["loss"] == resumed["loss"] == losses["loss"]
-    assert losses["steps"] == len(losses["loss"]) == 9
-    for name, value in weights.items():
-        assert torch.equal(other[name], value)
-        assert torch.equal(again[name], value)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(
-    "asked", [layout("avgpipe", 2, 4, *SGD), layout("pipemare", 3, 1, *PIPEMARE)], ids=lambda asked: asked[0]
-)
-def test_a_resumed_run_is_the_one_that_went_on(tmp_path: Path, asked: tuple[str, ...]) -> None:
-    """Both drain the pipeline at the checkpoint; the pipelines' own weights are optimizer states."""
-    longer = (*asked, "trainer.max_steps=6", "checkpoint.every=3", "checkpoint.keep=9")
-    whole, weights = thread_runs.result(tmp_path, *longer, run="whole")
-    saved = tmp_path / "whole" / "checkpoints" / "step-3.ckpt"
-    resumed, again = thread_runs.result(tmp_path, *longer, f"resume={saved}", run="resumed")
-    assert resumed["loss"] == whole["loss"]
-    assert [name for name, value in weights.items() if not torch.equal(again[name], value)] == []
-
-
-@pytest.mark.costly
-def test_a_synchronous_parameter_server_is_data_parallelism(tmp_path: Path) -> None:
-    sgd = ("optimizer=sgd", "lr_scheduler=linear")
-    _, served = thread_runs.result(tmp_path, "parallelism=parameter_server", "schedule.wave=1", *sgd, run="served")
-    _, summed = thread_runs.result(tmp_path, "parallelism=data", *sgd, run="summed")
-    assert record(tmp_path / "served")["config"]["schedule"]["name"] == "hetpipe"
-    for name, value in summed.items():
-        torch.testing.assert_close(served[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.costly

@@ -40,11 +40,8 @@ def _peaks(place: Path, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
         ("parallelism.pipeline=2", "schedule=zb_v", "activation_checkpoint=full"),
         ("parallelism.pipeline=2", "schedule=pipedream"),  # of which a plan knows a bound
         ("parallelism.pipeline=2", "offload=activations_async", "offload.delay_seconds=0.001"),
-        ("parallelism.pipeline=2", "hardware.devices=[{name: a}, {name: b, speed: 0.5}]"),
-        ("offload=weights_blockswap",),
         ("parallelism.tensor=2", "parallelism.sequence=true"),
         ("parallelism.data=2", "precision=bf16_master", "compression=topk"),
-        ("parallelism.pipeline=2", "schedule=pipefb", "trainer.ema_decay=0.9"),
         ("optimizer=adamw", "trainer.ema_decay=0.9", "checkpoint.asynchronous=true", "checkpoint.every=2"),
     ],
     ids=lambda words: words[-1].partition("=")[0],

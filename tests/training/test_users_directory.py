@@ -9,33 +9,13 @@ import pytest
 import torch
 import user_code
 from thread_runs import result
-from torch import nn
 from user_project import assert_same_weights, make_directory, plain_result
 from user_project import result as result_of_command
-
-
-def tied() -> nn.Sequential:
-    body = list(user_code.model().children())
-    made = nn.Sequential(*body[:6], nn.Linear(12, 12), nn.Linear(12, 5))
-    made[6].weight = made[4].weight
-    return made
 
 
 def test_nothing_of_the_runner_is_imported() -> None:
     text = Path(user_code.__file__).read_text(encoding="utf-8")
     assert not re.search(r"^\s*(from|import) runner", text, re.MULTILINE)
-
-
-@pytest.mark.costly
-def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path) -> None:
-    """Micro-batches as asked for, samples in the plain order; the weights load into the user's module."""
-    losses, state = plain_result(user_code.Listed, count=4)
-    for pipeline in (1, 4):
-        words = ("model.target=user_code:Listed", f"parallelism.pipeline={pipeline}", "schedule.microbatches=4")
-        made, weights = result(tmp_path, *words, run=str(pipeline))
-        assert made["loss"] == losses
-        assert_same_weights(weights, state)
-    user_code.Listed().load_state_dict(weights, strict=True)
 
 
 @pytest.mark.costly
@@ -49,19 +29,6 @@ def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path: Path
     assert_same_weights(same, weights)
     unshuffled, _ = result(tmp_path, *overrides[::2], run="in_order")
     assert unshuffled["loss"] != one["loss"]
-
-
-@pytest.mark.costly
-def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
-    overrides = ("model.kwargs.dropout=0.5", "model.kwargs.inplace=true", "schedule.microbatches=2")
-    (one, weights), (two, same) = (
-        result(tmp_path, *overrides, f"parallelism.pipeline={pipeline}", "partition=manual",
-               f"partition.boundaries={cut}", run=f"run{pipeline}")
-        for pipeline, cut in ((1, "[]"), (2, "[1]"))
-    )  # fmt: skip
-    assert one["loss"] == two["loss"]
-    assert_same_weights(same, weights)
-    assert one["loss"] != plain_result(count=2)[0], "dropout was on"
 
 
 @pytest.mark.costly
@@ -90,14 +57,3 @@ def test_a_last_step_with_fewer_samples_than_replicas(tmp_path: Path) -> None:
     losses, state = plain_result(samples=17, replicas=2, by_replica=True, count=2)
     assert made["loss"] == losses
     assert_same_weights(weights, state)
-
-
-@pytest.mark.costly
-def test_layers_of_two_stages_may_share_a_weight(tmp_path: Path) -> None:
-    cut = ("parallelism.pipeline=2", "partition=manual", "partition.boundaries=[5]")
-    losses = []
-    for run, layout in {"one": (), "two": cut}.items():
-        made, weights = result(tmp_path, f"model.target={__name__}:tied", *layout, run=run)
-        losses.append(made["loss"])
-        assert torch.equal(weights["4.weight"], weights["6.weight"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # holders sum their shares in another order
