@@ -68,11 +68,6 @@ def as_forward(stage: int, step: int, number: int) -> tuple[float, None]:
     return 0, None
 
 
-def newest(stage: int, step: int, number: int) -> tuple[float, float]:
-    """The backward reads the newest weights, with the activations of its forward."""
-    return 0, 0
-
-
 def recurrence(
     batches: Batches,
     lags: Sequence[int],
@@ -142,15 +137,11 @@ class Trained:
     """What the ranks did; ``losses`` by rank, the rest by stage.
 
     Args:
-        held: the most versions of its weights that a stage has held at once.
-        left: the versions that it holds at the end.
         predictions: how often it has predicted its weights.
     """
 
     losses: list[list[float]]
     weights: Weights
-    held: dict[int, int]
-    left: dict[int, tuple[int, ...]]
     predictions: dict[int, int]
 
     def assert_equals(self, expected: tuple[list[float], Weights]) -> None:
@@ -167,36 +158,31 @@ def train(
     optimizer: Optimizer,
     layers: int | None = None,
     data: int = 1,
-    drained_after: Sequence[int] = (),
     **options: Any,
 ) -> Trained:
-    """Train with the engine, and drain the pipeline after some steps and at the end."""
+    """Train with the engine, and drain the pipeline at the end."""
     ranks = schedule.ranks
     models = [make_model(layers or schedule.stages) for _ in range(ranks * data)]
 
-    def run(transport: ThreadTransport) -> tuple[list[float], Weights, dict[int, int], Any, dict[int, int]]:
+    def run(transport: ThreadTransport) -> tuple[list[float], Weights, dict[int, int]]:
         engine = make_engine(
             models[transport.rank], functional.mse_loss, transport, schedule=schedule, pipeline=ranks, data=data,
             count=count, optimizer=optimizer, **options,
         )  # fmt: skip
-        found, held = [], dict.fromkeys(engine.stages, 1)
-        for step, batch in enumerate(batches):
+        found = []
+        for batch in batches:
             found += engine.submit(part_of(batch, transport, ranks, data, schedule))
-            held |= {stage: max(held[stage], len(store.versions)) for stage, store in engine.stores.items()}
-            if step in drained_after:
-                found += engine.drain()
         found += engine.drain()
         assert not engine._rank.windows
         assert [step.step for step in found] == list(range(len(batches)))
         weights = {name: value for stage in engine.stages.values() for name, value in stage.global_state().items()}
-        left = {stage: store.versions for stage, store in engine.stores.items()}
         predicted = {stage: each for stage, each in engine.stores.items() if isinstance(each, PredictedWeights)}
         made = {stage: each.predictions for stage, each in predicted.items()}
-        return [step.loss for step in found], weights, held, left, made
+        return [step.loss for step in found], weights, made
 
     results = run_ranks(ranks * data, run)
-    whole: list[dict[Any, Any]] = [{}, {}, {}, {}]
-    for _, *parts in results:
-        for into, part in zip(whole, parts, strict=True):
-            into |= part
+    whole: tuple[Weights, dict[int, int]] = ({}, {})
+    for _, weights, made in results:
+        whole[0].update(weights)
+        whole[1].update(made)
     return Trained([losses for losses, *_ in results], *whole)

@@ -121,7 +121,7 @@ def train(
 
 @pytest.mark.parametrize(
     ("ranks", "count", "pipes", "form", "optimizer"),
-    [(1, 2, 2, "easgd", MOMENTUM), (2, 4, 2, "updates", ADAM), (4, 8, 4, "easgd", SGD), (4, 8, 4, "updates", MOMENTUM)],
+    [(1, 2, 2, "easgd", MOMENTUM), (2, 4, 2, "updates", ADAM), (2, 4, 4, "easgd", SGD)],
 )
 def test_it_is_elastic_averaging(ranks: int, count: int, pipes: int, form: str, optimizer: Optimizer) -> None:
     """With one rank, ``easgd`` is EASGD. The numbers of pipelines are powers of two, so that bits are equal."""

@@ -21,7 +21,6 @@ from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.load import model_layers
 from runner.optim.kinds.kfac import KFAC, preconditioned_layers
-from runner.profiling.model import profile_model
 from runner.schedule.catalogue import registry
 from runner.schedule.values import Schedule
 
@@ -152,19 +151,6 @@ def test_goes_on_with_the_inverses_that_it_saved() -> None:
     first, kfac = trained(range(4))
     resumed, _ = trained(range(4, STEPS), kfac.state_dict(), first.state_dict())
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
-
-
-def test_plan_counts_factors_inverses_and_momentum() -> None:
-    config = resolve(["model=mlp", "optimizer=kfac", "optimizer.momentum=0.9", "device=cpu"])
-    counted = sum(row.optimizer_bytes or 0 for row in profile_model(config).layers)
-    model = nn.Sequential(*(source.build() for source in model_layers(config)))
-    kfac = KFAC(model.parameters(), **SETTINGS)
-    kfac.watch(preconditioned_layers(model))
-    kfac.begin()
-    model(torch.randn(4, 32)).sum().backward()
-    kfac.step()
-    held = [value for state in kfac.state.values() for value in state.values() if value is not None and value.dim()]
-    assert counted == sum(value.nbytes for value in (*held, *kfac.factors))
 
 
 def test_a_model_that_a_pipeline_would_trace_is_refused() -> None:

@@ -115,11 +115,12 @@ def late(lags: Sequence[int], count: int, backward: float | None) -> Gap:
 @pytest.mark.parametrize(
     ("base", "kind", "optimizer", "ranks", "count"),
     [
-        ("ampnet", "momentum", "sgd", 4, 2), ("ampnet", "xgrad", "adabelief", 3, 5),
-        ("ampnet", "xgrad", "rmsprop", 4, 1), ("pipedream", "adam", "adam", 4, 2),
-        ("pipedream", "momentum", "sgd", 3, 5), ("pipedream", "xgrad", "adabelief", 2, 1),
+        ("ampnet", "momentum", "sgd", 3, 1),
+        ("ampnet", "xgrad", "rmsprop", 2, 3),
+        ("pipedream", "adam", "adam", 3, 2),
+        ("pipedream", "xgrad", "adabelief", 2, 1),
     ],
-)  # fmt: skip
+)
 def test_a_prediction_bridges_what_the_stage_is_late(
     base: str, kind: str, optimizer: str, ranks: int, count: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_a_prediction_bridges_what_the_stage_is_late(
     found.assert_equals(recurrence(batches, lags, **options, gaps=gaps, formula=along(optimizer)))
 
 
-@pytest.mark.parametrize(("optimizer", "ranks", "count"), [("sgd", 4, 1), ("adam", 2, 1), ("adamw", 4, 2)])
+@pytest.mark.parametrize(("optimizer", "ranks", "count"), [("sgd", 3, 1), ("adamw", 3, 2)])
 def test_coasting_makes_steps_without_gradients(optimizer: str, ranks: int, count: int) -> None:
     schedule = build("ampnet", ranks=ranks, microbatches=count)
     lags, batches = [ranks - 1 - stage for stage in range(ranks)], make_batches(2 * count)
@@ -178,15 +179,14 @@ def test_xpipe_is_its_recurrence_and_predicts_twice_a_step() -> None:
     assert found.predictions == dict.fromkeys(range(ranks), 2 * STEPS)
 
 
-@pytest.mark.parametrize(("base", "kind", "optimizer"), [("ampnet", "momentum", "sgd"), ("pipedream", "adam", "adam")])
-def test_a_gap_of_zero_is_the_schedule_without_prediction(base: str, kind: str, optimizer: str) -> None:
-    schedule, batches = build(base, ranks=4, microbatches=2), make_batches(4)
+def test_a_gap_of_zero_is_the_schedule_without_prediction() -> None:
+    schedule, batches = build("pipedream", ranks=2, microbatches=2), make_batches(4)
     plain, found, other = (
-        train(batches, schedule, count=2, optimizer=PLAIN[optimizer], prediction=prediction)
+        train(batches, schedule, count=2, optimizer=PLAIN["adam"], prediction=prediction)
         for prediction in (
             None,
-            prediction_of(request(base, 4, 2, optimizer, name=kind, gap=0), schedule),
-            prediction_of(request(base, 4, 2, optimizer, name=kind), schedule),
+            prediction_of(request("pipedream", 2, 2, "adam", name="adam", gap=0), schedule),
+            prediction_of(request("pipedream", 2, 2, "adam", name="adam"), schedule),
         )
     )
     found.assert_equals((plain.losses[0], plain.weights))
@@ -196,10 +196,12 @@ def test_a_gap_of_zero_is_the_schedule_without_prediction(base: str, kind: str, 
 @pytest.mark.parametrize(
     ("optimizer", "name", "ranks", "gap"),
     [
-        ("sgd", "gpipe", 1, None), ("adamw", "1f1b", 2, 2.5), ("rmsprop", "zb_h1", 2, None),
-        ("adam", "chimera", 2, 2.5), ("adabelief", "1f1b", 2, 0),
+        ("sgd", "gpipe", 1, None),
+        ("rmsprop", "zb_h1", 2, None),
+        ("adam", "chimera", 2, 2.5),
+        ("adabelief", "1f1b", 2, 0),
     ],
-)  # fmt: skip
+)
 def test_xgrad_needs_no_pipeline(optimizer: str, name: str, ranks: int, gap: float | None) -> None:
     """theta_hat = theta - lr q direction; the gradient there; the base optimizer's step of theta."""
     count, batches = 4, make_batches(4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import make_engine, part_of, train_in_threads
+from layouts import make_engine, part_of
 from reference import train
 from test_equality import make_batches
 from torch import Tensor, nn
@@ -65,10 +65,12 @@ def train_twins(
 @pytest.mark.parametrize(
     ("name", "variant", "ranks", "clip_norm"),
     [
-        ("gems", None, 2, None), ("chimera", None, 4, None), ("chimera", "doubling", 4, 0.05),
-        ("chimera", "halving", 2, None), ("dualpipe", None, 4, 0.05), ("bitpipe", None, 2, 0.05),
+        ("gems", None, 2, None),
+        ("chimera", "halving", 2, None),
+        ("chimera", "doubling", 4, 0.05),
+        ("dualpipe", None, 2, 0.05),
     ],
-)  # fmt: skip
+)
 def test_the_sums_of_both_directions(name: str, variant: str | None, ranks: int, clip_norm: float | None) -> None:
     """Bitwise the reference that sums what goes down, then what goes up; to rounding the plain loop."""
     schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks, variant=variant)
@@ -89,31 +91,6 @@ def test_the_sums_of_both_directions(name: str, variant: str | None, ranks: int,
 def test_copies_whose_forwards_and_backwards_are_on_other_ranks_are_equal() -> None:
     """The middle one of five stages has one copy."""
     train_twins(make_model, make_batches(23), registry.build("pipefb", ranks=5, microbatches=5), optimizer=adamw)
-
-
-def test_twins_stay_equal_over_thirty_steps() -> None:
-    """Two pipelines down and two up, with decaying moments and clipping: the reference sums pipeline by pipeline."""
-    schedule = registry.build("chimera", ranks=4, microbatches=8, pipes=4)
-    batches = make_batches(13, steps=30)
-    options: dict[str, Any] = {"clip_norm": 0.2, "optimizer": adamw}
-    steps, _ = train_twins(partial(make_model, 2), batches, schedule, twin_check_every=10, **options)
-    losses = train(make_model(2), functional.cross_entropy, batches, count=8, pipelines=4, **options)
-    for each in steps:
-        torch.testing.assert_close([step.loss for step in each], losses, rtol=1e-4, atol=0)
-
-
-def test_replicas_of_twins() -> None:
-    schedule = registry.build("chimera", ranks=2, microbatches=4)
-    batches = make_batches(19)
-    options: dict[str, Any] = {"count": 4, "clip_norm": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1)}
-    losses, weights = train_in_threads(
-        make_model, functional.cross_entropy, batches, schedule=schedule, pipeline=2, data=2, **options
-    )
-    model = make_model()
-    expected = train(model, functional.cross_entropy, batches, replicas=2, **options)
-    torch.testing.assert_close(losses[3], expected, rtol=1e-5, atol=0)
-    for key, value in model.state_dict().items():
-        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-6)
 
 
 def test_running_statistics_have_no_twins() -> None:

@@ -34,9 +34,11 @@ REQUESTS = {
         " optimizer=adamw zero.stage=1 activation_checkpoint=full",
     ),
 }
+ALWAYS = ("uneven micro-batches, resumed", "a stream that keeps versions")
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.costly) for name in REQUESTS]
+)
 def test_replicas_of_stages(name: str) -> None:
     REQUESTS[name].require_equal()

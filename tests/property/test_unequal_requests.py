@@ -22,9 +22,11 @@ REQUESTS = {
         " activation_checkpoint=full",
     ),
 }
+ALWAYS = "halves first, resumed in one process"
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name", [name if name == ALWAYS else pytest.param(name, marks=pytest.mark.costly) for name in REQUESTS]
+)
 def test_shares_of_microbatches(name: str) -> None:
     REQUESTS[name].require_equal()
