@@ -94,9 +94,8 @@ def test_a_rank_into_which_everything_fits_keeps_everything(asked: str) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(("policy", "pipeline"), [("rotor", 1), ("auto", 2)])
-def test_the_limit_is_kept_and_less_memory_never_takes_more(policy: str, pipeline: int) -> None:
-    limits_are_kept(policy, pipeline, 5)
+def test_the_limit_is_kept_and_less_memory_never_takes_more() -> None:
+    limits_are_kept("auto", 2, 5)
 
 
 def test_the_last_message_of_a_step_is_there_until_the_next_one_leaves() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_budgets import SCALARS
 from test_evicting import ran as ran_with
-from test_graph_programs import TASKS, Bench, bench, plain
+from test_graph_programs import Bench, bench, plain
 
 from runner.memory.apply import arena_pool
 from runner.memory.solve.arena import Arena, ArenaProgram
@@ -143,11 +143,7 @@ def programs(of: Bench) -> list[ArenaProgram]:
     return [each.program for each in found if isinstance(each.program, ArenaProgram)]
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("name", TASKS)
-def test_gradients_are_the_same_bits_and_the_arena_is_never_exceeded(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_the_same_bits_and_the_arena_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     arenas: list[Arena[object]] = []
 
     class Noted(Arena[object]):
@@ -157,7 +153,7 @@ def test_gradients_are_the_same_bits_and_the_arena_is_never_exceeded(
             arenas.append(self)
 
     monkeypatch.setattr(arena_pool, "Arena", Noted)
-    of, expected = bench(name), plain(name)
+    of, expected = bench("skips"), plain("skips")
     found = programs(of)
     assert len(found) > 3
     for program in found[:: max(1, len(found) // 2)]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,23 +13,16 @@ import torch
 from layouts import make_engine, part_of, train_in_threads, uniform
 from plan_profiles import layer
 from plan_profiles import model as profile_of
-from programs import Batch, Trained, train_under
+from programs import Batch
 from torch import nn
 
 from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
-from runner.memory.solve.evicting import EvictingProgram
-from runner.memory.solve.graph.evicting import SCORES
-from runner.memory.solve.policies import solve, strategy_of
-from runner.memory.solve.save_ops import PRESETS
-from runner.memory.solve.strategies import STRATEGIES
-from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain
+from runner.memory.solve.policies import solve
+from runner.memory.solve.values import PolicyOptions
 from runner.model.compiled import compile_layers
 from runner.model.layers import layers_of
-from runner.profile import ModelProfile
-from runner.profiling.model import profile_layers
-from runner.recipes.rematerialization.paced import with_flops_as_seconds
 from runner.zoo import gpt
 from runner.zoo.gpt import Gpt
 
@@ -97,82 +90,6 @@ CASES: dict[str, Case] = {
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures),
 }
 SAMPLES = 9
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "selective": [{"save_ops": each} for each in PRESETS],
-    "manual": [{"layers": ("1", "3")}],
-    "bptt": [{"variant": each, "states": 4} for each in ("hsm", "ism", "msm")],
-    "dtr": [{"online": True}, *[{"score": each} for each in SCORES]],
-    "kusumoto": [{}, {"approximate": True}],
-    "checkmate": [{}, {"program_layers": 2}],
-}
-"""The options of strategies of which there are several; others get those of their examples."""
-LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]
-
-
-def options_of(name: str) -> list[dict[str, Any]]:
-    needed = {each.key: each.kind(each.example) for each in STRATEGIES[name].options if each.required}
-    return VARIANTS.get(name, [needed])
-
-
-ASKED = [
-    PolicyOptions(name, **options)
-    for name, strategy in STRATEGIES.items()
-    if not strategy.compiles and name not in ("none", "auto")  # which takes programs of the others
-    for options in options_of(name)
-]
-
-
-@cache
-def profile(case: str) -> ModelProfile:
-    make, loss, draw = CASES[case]
-    made = profile_layers(layers_of(make(), 0), *draw(SAMPLES // COUNT), loss, torch.float32)
-    return with_flops_as_seconds(made, 1e9)
-
-
-def programs(case: str, options: PolicyOptions, pipeline: int) -> tuple[Program, ...]:
-    """The programs of the stages; of those that a strategy offers for falling budgets, one that is among the last."""
-    whole = profile(case)
-    stages = uniform(len(whole.layers), pipeline)
-    candidates = strategy_of(options).candidates
-    if candidates is None:
-        return solve(whole, stages, options, in_flight=[pipeline - at for at in range(pipeline)]).stages
-    found = []
-    for stage, (first, last) in enumerate(stages):
-        chain = StageChain(whole, first, last, options.values, in_flight=min(COUNT, pipeline - stage))
-        made = [each.program for each in candidates(chain)]
-        found.append(made[len(made) * 3 // 4])
-    return tuple(found)
-
-
-def trained(case: str, options: PolicyOptions | None, pipeline: int, schedule: str) -> Trained:
-    make, loss, draw = CASES[case]
-    stages = uniform(len(layers_of(make(), 0)), pipeline)
-    kept = tuple((Segment(first, last),) for first, last in stages)
-    under = kept if options is None else programs(case, options, pipeline)
-    return train_under(make, loss, draw(SAMPLES), under, schedule, COUNT, profile=profile(case))
-
-
-@cache
-def plainly(case: str, pipeline: int, schedule: str) -> Trained:
-    return trained(case, None, pipeline, schedule)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("number", range(len(ASKED)), ids=lambda number: f"{ASKED[number].name}-{number}")
-@pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_buffers_are_the_same_bits_and_peaks_are_predicted(case: str, number: int) -> None:
-    """Each strategy in two layouts; statistics of a batch norm are those of one forward per micro-batch."""
-    options, place = ASKED[number], number + 2 * (case == "gpt")
-    pipeline, schedule = LAYOUTS[place % len(LAYOUTS)]
-    plain, found = plainly(case, pipeline, schedule), trained(case, options, pipeline, schedule)
-    assert found.losses == plain.losses
-    assert found.weights.keys() == plain.weights.keys()
-    assert [name for name in plain.weights if not torch.equal(found.weights[name], plain.weights[name])] == []
-    assert all(real <= said + SCALARS for real, said in zip(found.peaks, found.predicted, strict=True))
-    if any(isinstance(each, EvictingProgram) for each in programs(case, options, pipeline)):
-        return  # the prediction of a pool is a bound
-    most = 1.01 if case == "gpt" else 1.25  # memory of an earlier layer that a later one carries may count twice
-    assert all(said <= most * real + SCALARS for real, said in zip(found.peaks, found.predicted, strict=True))
 
 
 def installer(model: Callable[..., Any], pipeline: int, options: PolicyOptions, *, to_host: bool = False) -> Any:

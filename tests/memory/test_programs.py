@@ -90,14 +90,12 @@ def test_what_is_no_program(program: ChainProgram, words: str) -> None:
     assert all(check_program(each, 0, 7) is None for each in PROGRAMS)
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("seed", range(4))
-def test_any_program_gives_the_same_bits_with_the_predicted_peak(seed: int) -> None:
-    generator = random.Random(seed)
+def test_any_program_gives_the_same_bits_with_the_predicted_peak() -> None:
+    generator = random.Random(1)
     programs = [some_program(generator, first, last) for first, last in uniform(10, 2)]
     kept = [(Segment(first, last),) for first, last in uniform(10, 2)]
     found, plain = (
-        train_under(make_blocks, nn.functional.mse_loss, points(256), each, "1f1b") for each in (programs, kept)
+        train_under(make_blocks, nn.functional.mse_loss, points(128), each, "1f1b") for each in (programs, kept)
     )
     assert found.losses == plain.losses
     assert [name for name in plain.weights if not torch.equal(found.weights[name], plain.weights[name])] == []

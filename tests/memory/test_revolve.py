@@ -142,8 +142,7 @@ def test_schedules_that_refuse_the_others_refuse_it(schedule: str, why: str) -> 
     assert why in problem.why
 
 
-@pytest.mark.parametrize("layers", [80, 1200])
-def test_a_chain_that_would_nest_deeper_than_a_stack_is_refused(layers: int) -> None:
+def test_a_chain_that_would_nest_deeper_than_a_stack_is_refused() -> None:
     config = resolve(["model=mlp", "activation_checkpoint=revolve", "activation_checkpoint.slots=1"])
     with pytest.raises(RequestError, match=r"activation_checkpoint = revolve: must put at most 64 .* Stage 0 has more"):
-        make_plan(config, model([layer()] * layers))
+        make_plan(config, model([layer()] * 400))

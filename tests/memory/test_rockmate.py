@@ -20,7 +20,6 @@ from runner.memory.solve.values import ChainProgram, StageChain
 from runner.model.layers import layers_of
 from runner.plan.choices import program_cost
 from runner.profiling.model import profile_layers
-from runner.recipes.rematerialization.measure import measure
 from runner.recipes.rematerialization.models import MODELS
 
 
@@ -78,6 +77,7 @@ def gpt() -> StageChain:
     return StageChain(replace(profile, layers=tuple(rows)), 0, len(sources) - 1)
 
 
+@cache
 def programs_of(name: str, in_flight: int = 1) -> list[ChainProgram]:
     chain, make = gpt(), STRATEGIES[name].candidates
     assert make is not None
@@ -107,13 +107,3 @@ def test_it_is_as_fast_as_rotor_at_every_budget_and_faster_at_some(in_flight: in
         assert rockmate <= rotor
         faster += rockmate < rotor
     assert faster
-
-
-@pytest.mark.costly
-def test_gradients_are_the_same_bits_and_counted_peaks_are_within_the_budget() -> None:
-    found = measure(MODELS["GPT"](), {}, budgets=4, budgeted=("rockmate",))["budgets"]["rockmate"]
-    measured = [row for row in found if "measured_bytes" in row]
-    assert len(measured) >= 2
-    for row in measured:
-        assert row["measured_bytes"] <= row["budget"]
-        assert row["predicted_bytes"] * 0.99 <= row["measured_bytes"] <= row["predicted_bytes"] + 520

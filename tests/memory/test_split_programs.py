@@ -10,7 +10,7 @@ import torch
 from layouts import uniform
 from plan_profiles import layer, model
 from programs import Trained, make_blocks, measured_and_predicted, points, train_under
-from test_budgets import SCALARS, blocks, grid, measured, planned
+from test_budgets import SCALARS, blocks
 from test_graph_programs import some_program
 from test_memory_engine import make_gpt, token_loss, tokens
 from torch import nn
@@ -37,8 +37,6 @@ def program(kind: str, first: int, last: int) -> Program:
         return some_program(graph_of(StageChain(blocks(), first, last)), 1)
     of_stage: dict[str, tuple[Segment, ...]] = {
         "kept": (Segment(first, last),),
-        "each": tuple(again(at, at) for at in range(first, last + 1)),
-        "whole": (again(first, last),),
         "between": (Segment(first, first), again(first + 1, last - 1), Segment(last, last)),
         "nested": (
             again(first, first),
@@ -55,11 +53,10 @@ def programs(kind: str) -> tuple[Program, ...]:
 
 @cache
 def trained(kind: str) -> Trained:
-    return train_under(make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3)
+    return train_under(make_blocks, nn.functional.mse_loss, points(192), programs(kind), "zb_h1", count=3)
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("kind", ["each", "between", "nested", "graph"])
+@pytest.mark.parametrize("kind", ["nested", "graph"])
 def test_the_peak_of_a_split_backward_is_the_predicted_one_with_the_same_bits(kind: str) -> None:
     """The gradients of weights that I makes wait until it ends, and it makes all of layers that run again."""
     found, plain = trained(kind), trained("kept")
@@ -69,11 +66,10 @@ def test_the_peak_of_a_split_backward_is_the_predicted_one_with_the_same_bits(ki
         assert 0.99 * expected <= each <= expected + SCALARS
 
 
-@pytest.mark.parametrize("kind", ["kept", "between"])
-def test_the_peak_with_hooks_on_what_is_saved_is_the_predicted_one(kind: str) -> None:
+def test_the_peak_with_hooks_on_what_is_saved_is_the_predicted_one() -> None:
     """What hooks fetch can be read once, so that I makes all gradients and leaves nothing to W."""
     found, told = measured_and_predicted(
-        make_blocks, nn.functional.mse_loss, points(384), programs(kind), "zb_h1", count=3, to_host=True
+        make_blocks, nn.functional.mse_loss, points(192), programs("between"), "zb_h1", count=3, to_host=True
     )
     for each, expected in zip(found, told, strict=True):
         assert 0.99 * expected <= each <= expected + SCALARS
@@ -81,22 +77,10 @@ def test_the_peak_with_hooks_on_what_is_saved_is_the_predicted_one(kind: str) ->
 
 def test_the_peak_of_a_gpt_whose_layers_differ_is_the_predicted_one() -> None:
     """Its embedding, norms and head have weights that a product of matrices does not have, or a larger one."""
-    make = partial(make_gpt, 0.1, 32, 4)
+    make = partial(make_gpt, 0.1, 16, 4)
     whole = (tuple(again(at, at) for at in range(3)), (again(3, 4), Segment(5, 5)))
     found, told = measured_and_predicted(make, token_loss, tokens(16), whole, "zb_h1")
     assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
-
-
-@pytest.mark.costly
-def test_a_pool_may_be_filled_by_those_whose_first_part_of_the_backward_is_not_done() -> None:
-    """On the last rank that is one micro-batch at a time, although W of the one before it is still to come."""
-    plans = [planned("coop", 2, limit, "zb_h1") for limit in grid(2, 6, "zb_h1")[1:]]
-    feasible = [plan for plan in plans if plan.fits]
-    assert any(not isinstance(plan.activations.stages[1], tuple) for plan in feasible)
-    for plan in feasible:
-        found, _ = measured(plan.activations.stages, plan.schedule)
-        assert all(real <= said + SCALARS for real, said in zip(found, plan.memory.peak_bytes, strict=True))
-        assert max(found) <= plan.memory_limit_bytes
 
 
 def test_what_is_left_to_w_counts_as_that_in_a_stages_peak() -> None:

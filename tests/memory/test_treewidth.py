@@ -67,7 +67,7 @@ def test_without_cuts_everything_is_kept() -> None:
     assert separated_order(made, 0) == made.graph.once
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["skips", "U-Net"])
 def test_programs_give_the_same_bits_with_the_predicted_peak(name: str) -> None:
     programs = programs_of("treewidth", bench(name))
     assert 1 < len(programs) <= deepest(bench(name).graph)

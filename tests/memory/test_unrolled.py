@@ -22,7 +22,7 @@ from runner.plan.stages.figures import stage_figures
 from runner.profile import ModelProfile, profile_from_json
 from runner.profiling.model import profile_layers
 
-WIDTH, TIME, SAMPLES, COUNT = 24, 12, 8, 4
+WIDTH, TIME, SAMPLES, COUNT = 24, 6, 8, 4
 LAYERS = TIME + 2
 State = tuple[Tensor, Tensor, Tensor]
 
@@ -95,10 +95,8 @@ def programs(kind: str, pipeline: int) -> tuple[Program, ...]:
     )
 
 
-QUICK = [("kept", 1, "1f1b"), ("treewidth", 1, "1f1b"), ("kept", 2, "zb_h1"), ("some", 2, "zb_h1")]
-
-
-def is_predicted(kind: str, pipeline: int, schedule: str) -> None:
+@pytest.mark.parametrize(("kind", "pipeline", "schedule"), [("treewidth", 1, "1f1b"), ("some", 2, "zb_h1")])
+def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedule: str) -> None:
     found, told = measured_and_predicted(
         make, nn.functional.mse_loss, batch(), programs(kind, pipeline), schedule, count=COUNT
     )
@@ -106,20 +104,13 @@ def is_predicted(kind: str, pipeline: int, schedule: str) -> None:
         assert 0.99 * expected <= each <= expected + SCALARS
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize(("kind", "pipeline", "schedule"), QUICK)
-def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedule: str) -> None:
-    is_predicted(kind, pipeline, schedule)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("kind", ["kept", "each", "dtr"])
+@pytest.mark.parametrize("kind", ["each", "dtr"])
 def test_a_tensor_that_no_later_layer_reads_has_no_gradient(kind: str) -> None:
     """The last layer does not read the sequence, whose gradient the last step makes.
 
     A step's backward frees its hidden states before its peak, which a profile of the step alone does not see.
     """
-    samples = 256
+    samples = 64
     hidden_states = 2 * 4 * samples * WIDTH  # bytes
     found, told = measured_and_predicted(
         make, nn.functional.mse_loss, batch(samples), programs(kind, 1), "1f1b", count=1

@@ -16,62 +16,41 @@ from runner.plan.values import RunPlan
 from runner.schedule.simulation.host_link import HostLink, Lanes, StageMoves
 from runner.schedule.simulation.weight_link import WeightLink, WeightRun, WeightTurn
 
-WIDE = ("model.kwargs.width=256", "model.kwargs.layers=8")
-CHOOSING = [name for name, offload in OFFLOADS.items() if offload.choose_weights is not None]
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(("name", "pipeline"), [*((name, 1) for name in CHOOSING), (CHOOSING[0], 2)])
-def test_bits_are_the_same_and_the_limit_is_kept(name: str, pipeline: int) -> None:
-    layout = (*WIDE, f"parallelism.pipeline={pipeline}")
-    kept = run("mlp", *layout)
-    limit = int(0.7 * max(kept.plan.peak_memory_bytes))
-    chosen = run("mlp", *layout, f"offload=activations_{name}", "offload.scope=weights", f"memory_limit={limit}")
-    chosen.assert_same(kept)
-    assert chosen.moved == chosen.planned
-    assert all(sum(each) > 0 for each in chosen.moved)
-    for measured, predicted in zip(chosen.peak, chosen.plan.peak_memory_bytes, strict=True):
-        assert measured <= min(limit, predicted) + SCALARS
+WIDE = ("model.kwargs.width=64", "model.kwargs.layers=8")
 
 
 WIDER = ("model.kwargs.width=64",)
 ALL = ("offload.scope=all",)
-WITH_BOTH: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("gpt", "greedy", ()),
-    ("gpt", "dp", ("parallelism.pipeline=2",)),
-    ("mlp", "autoswap", ("activation_checkpoint=full",)),
-    ("convolutions", "tflms", ("parallelism.pipeline=2", "schedule=looped_bfs")),
-    ("gpt", "pipeoffload", ("parallelism.pipeline=2", "schedule=looped_bfs")),
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "layout"),
+    [
+        ("mlp", "autoswap", ("activation_checkpoint=full",)),
+        ("convolutions", "tflms", ("parallelism.pipeline=2", "schedule=looped_bfs")),
+    ],
 )
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("case", WITH_BOTH, ids=str)
-def test_activations_and_weights_move_together(case: tuple[str, str, tuple[str, ...]]) -> None:
-    """Bits, bytes moved, and peaks, at limits that activations alone keep, and that need weights, too."""
-    model, name, layout = case
-    layout = (*layout, *("model.kwargs.width=64",) * (model == "gpt"))
+def test_activations_and_weights_move_together(model: str, name: str, layout: tuple[str, ...]) -> None:
+    """Bits, bytes moved, and peaks, at a limit that activations alone do not keep."""
     kept = run(model, *layout)
-    for share in (0.8, 0.4):
-        limit = int(share * max(kept.plan.peak_memory_bytes))
-        both = run(model, *layout, f"offload=activations_{name}", *ALL, f"memory_limit={limit}")
-        both.assert_same(kept)
-        assert both.moved == both.planned
-        assert both.activations == STEPS * 2 * both.plan.host_activation_bytes
-        assert both.activations + sum(map(sum, both.moved)) > 0
-        for measured, predicted in zip(both.peak, both.plan.peak_memory_bytes, strict=True):
-            assert measured <= predicted + SCALARS
+    limit = int(0.4 * max(kept.plan.peak_memory_bytes))
+    both = run(model, *layout, f"offload=activations_{name}", *ALL, f"memory_limit={limit}")
+    both.assert_same(kept)
+    assert both.moved == both.planned
+    assert both.activations == STEPS * 2 * both.plan.host_activation_bytes
+    assert both.activations + sum(map(sum, both.moved)) > 0
+    for measured, predicted in zip(both.peak, both.plan.peak_memory_bytes, strict=True):
+        assert measured <= predicted + SCALARS
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("name", ["greedy", "autoswap"])
-def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain(name: str) -> None:
+def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain() -> None:
     sizes, moved = ("model.kwargs.width=64",), []
     kept = planned("gpt", *sizes)
 
     def plan(scope: str, share: float) -> RunPlan:
         limit = f"memory_limit={int(share * kept.peak_memory_bytes[0])}"
-        return planned("gpt", *sizes, f"offload=activations_{name}", f"offload.scope={scope}", limit)
+        return planned("gpt", *sizes, "offload=activations_autoswap", f"offload.scope={scope}", limit)
 
     for share in (1.01, 0.9, 0.8, 0.6, 0.4):
         activations, weights, both = (plan(scope, share) for scope in ("activations", "weights", "all"))
@@ -89,17 +68,6 @@ def test_weights_move_where_activations_do_not_suffice_and_nothing_moves_in_vain
 
 def _bytes(plan: RunPlan) -> float:
     return 2 * plan.host_activation_bytes + sum(plan.host_weight_bytes)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("samples", [1, 2])
-def test_both_move_where_microbatches_have_no_samples_and_layers_are_frozen(samples: int) -> None:
-    layout = ("parallelism.pipeline=2", "trainer.freeze=['1.*']", "model.kwargs.width=64")
-    limit = int(0.4 * max(planned("gpt", *layout).peak_memory_bytes))
-    both = run("gpt", *layout, "offload=activations_greedy", *ALL, f"memory_limit={limit}", samples=samples)
-    both.assert_same(run("gpt", *layout, samples=samples))
-    assert both.activations > 0
-    assert sum(map(sum, both.moved)) > 0
 
 
 def test_weights_move_alone_where_fewer_bytes_move_so() -> None:
@@ -175,7 +143,6 @@ def test_scores_prefer_weights_that_are_away_for_long() -> None:
     assert next(iter(choose(stage))) == units[0]
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("words", "line"),
     [

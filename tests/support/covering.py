@@ -35,11 +35,6 @@ def covering(
     return [pytest.param(*case, marks=() if case in sample else _FULL) for case in cases]
 
 
-def sample(factors: Mapping[str, Collection[object]], strength: int = 1, seed: int = 0) -> list[Any]:
-    """A covering sample alone, and nothing that waits for ``-m full``."""
-    return [case.values for case in covering(factors, strength, seed) if not case.marks]
-
-
 def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
     """``cases``, of which all but those of ``sample`` are marked ``full``."""
     found = list(cases)
