@@ -15,7 +15,7 @@ from runner.schedule.checking.schedule import check
 from runner.schedule.lending import FEWEST, Loan, with_loans
 from runner.schedule.values import Op, Schedule
 
-COUNT, SAMPLES = 8, 128
+COUNT = 8
 LOANS = {
     "first": [Loan(0, 3, 2)],
     "second": [Loan(1, 3, 2)],

@@ -17,8 +17,6 @@ from runner.launch.run.projection import MeasuredRun, measured_run
 from runner.plan.values import RunPlan
 from runner.record import RunRecord
 
-_WORDS = ["model=mlp", "data.batch_size=8", "parallelism.pipeline=2", "run_dir=old run"]
-
 
 def ran() -> MeasuredRun:
     """A run of 10 ms a step, 2 ms of it beside the schedule, of which its plan promised 4 ms: twice as long."""

@@ -20,7 +20,6 @@ from runner.plan.values import RunPlan
 from runner.profiling.model import profile_model
 
 WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2")
-CPU, BOTH = ("offload.optimizer=cpu",), ("offload.optimizer=cpu", "offload.parameters=cpu")
 
 
 def predicted(overrides: Sequence[str]) -> tuple[int, int]:

@@ -23,11 +23,7 @@ PARTS = (
     + "}",
 )  # fmt: skip
 RUNS = {
-    "zero_0": (*PARTS, "zero.stage=0"),
-    "zero_2": (*PARTS, "zero.stage=2"),
-    "zero_2_cpu": (*PARTS, "zero.stage=2", "offload.optimizer=cpu"),
-    "zero_2_tokens": (*PARTS, "zero.stage=2", "parallelism.sequence=true"),
-    "zero_3": (*PARTS, "zero.stage=3"),
+    "zero_2_tokens": (*PARTS, "zero.stage=2", "offload.optimizer=cpu", "parallelism.sequence=true"),
     "begun": (*PARTS, "zero.stage=2", "trainer.max_steps=2"),
     "resumed_3": (*PARTS, "zero.stage=3", "resume={begun}"),
 }
@@ -36,10 +32,7 @@ SGD = (
     "optimizer=sgd", "optimizer.lr=1", "optimizer.momentum=0", "optimizer.weight_decay=0", "trainer.grad_clip_norm=0.1",
     "parallelism.pipeline=2", "logger.name=csv",
 )  # fmt: skip
-CLIPPED = {f"sgd_{stage}_in_a_pipeline": (*SGD, f"zero.stage={stage}") for stage in (1, 2)}
-# The last of their group, whose processes keep the wrong counts.
-MUTANTS = {f"wrong_{name}": (*words, "model.target=counted_wrongly:build") for name, words in CLIPPED.items()}
-STAGES = {"zero_2_in_a_pipeline": (*PARTS, "zero.stage=2", "parallelism.pipeline=2")}
+CLIPPED = "sgd_2_in_a_pipeline"
 START = {"start": [each for each in PARTS if "tensor=" not in each and "sharding" not in each and "data=2" not in each]}
 _STANDING = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.max_steps=1")
 
@@ -54,7 +47,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     groups: list[tuple[int, Mapping[str, Sequence[str]]]] = [
         (1, {name: [*words, *_STANDING] for name, words in START.items()}),
         (4, of_four),
-        (8, {**STAGES, **CLIPPED, **MUTANTS}),
+        (8, {CLIPPED: (*SGD, "zero.stage=2")}),
     ]
     return train_groups(place, groups, seconds=800)
 
@@ -101,7 +94,7 @@ _SCALARS = 64
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("name", [*RUNS, *STAGES])
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_gives_what_one_process_gives(
     name: str, found: dict[str, Result], plain: tuple[list[float], dict[str, Tensor]]
 ) -> None:
@@ -119,10 +112,9 @@ def test_a_run_gives_what_one_process_gives(
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("name", CLIPPED)
-def test_gradients_are_clipped_by_the_norm_of_one_process(name: str, found: dict[str, Result]) -> None:
+def test_gradients_are_clipped_by_the_norm_of_one_process(found: dict[str, Result]) -> None:
     """With SGD, which a wrong factor moves elsewhere. The norm counts parts of weights once, and whole ones once."""
-    model, made = started(found), found[name]
+    model, made = started(found), found[CLIPPED]
     losses, weights, norms = train_plainly(model, torch.optim.SGD(model.parameters(), lr=1), 0.1)
     assert min(norms) > 0.2
     assert made.loss == pytest.approx(losses, rel=1e-6)
@@ -130,13 +122,3 @@ def test_gradients_are_clipped_by_the_norm_of_one_process(name: str, found: dict
     assert told == pytest.approx(norms, rel=1e-6)
     for key, value in weights.items():
         torch.testing.assert_close(made.weights[key], value, rtol=1e-6, atol=1e-6, msg=key)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", CLIPPED)
-def test_a_norm_that_counts_whole_weights_on_each_rank_is_told(name: str, found: dict[str, Result]) -> None:
-    """It is too large by more than is allowed above, so that losses leave those of one process."""
-    right, wrong = found[name], found[f"wrong_{name}"]
-    assert norms_of(wrong)[0] > 1.01 * norms_of(right)[0]
-    assert wrong.loss[0] == right.loss[0]
-    assert wrong.loss[1] != pytest.approx(right.loss[1], rel=1e-5)
