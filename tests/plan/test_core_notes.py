@@ -65,3 +65,12 @@ def test_threads_of_a_rank_count() -> None:
     plan = measured(*FOUR, "trainer.threads=2", cores=4)
     assert [note for note in plan.advice if "4 ranks of 2 threads each share 4 cores" in note]
     assert plan.time.step_seconds == pytest.approx(measured(*FOUR, cores=2).time.step_seconds)
+
+
+def test_ranks_that_share_a_core_update_one_after_the_other() -> None:
+    updating = replace(profile(), optimizer_seconds_per_byte=1e-6)
+    own, shared = (
+        [make_plan(request(FOUR), each, cores=cores).time.step_seconds for each in (profile(), updating)]
+        for cores in (None, 1)
+    )
+    assert shared[1] - shared[0] == pytest.approx(4 * (own[1] - own[0]))

@@ -226,19 +226,15 @@ def test_the_table_shows_stages_parts_and_verdict() -> None:
     assert "memory_limit = 600 B: rank 0 (stage 0) needs" in refused
 
 
-@pytest.mark.parametrize(("pipeline", "data"), [(16, 64)])
-def test_a_thousand_ranks_are_planned_as_one_replica(pipeline: int, data: int) -> None:
-    overrides: dict[str, Any] = {"parallelism__pipeline": pipeline, "parallelism__data": data, "data__batch_size": 4096}
+def test_a_thousand_ranks_are_planned_as_one_replica() -> None:
+    overrides: dict[str, Any] = {"parallelism__pipeline": 16, "parallelism__data": 64, "data__batch_size": 4096}
     plan = planned(model([layer()] * 260), **overrides, schedule__microbatches=8)
-    assert plan.topology.world_size == 1024
-    assert len(plan.peak_memory_bytes) == 1024
-    assert len(plan.memory.parts) == pipeline
-    assert sum(map(len, plan.program.actions)) <= pipeline * 8 * 6 + 2 * pipeline
+    assert plan.topology.world_size == len(plan.peak_memory_bytes) == 1024
+    assert len(plan.memory.parts) == 16
+    assert sum(map(len, plan.program.actions)) <= 16 * 8 * 6 + 2 * 16
     table = to_table(plan).splitlines()
     assert len(table) < 100
-    assert str(pipeline - 1) in [
-        line.split()[0] for line in table if line.split()
-    ]  # the last stage is among those shown
+    assert "15" in [line.split()[0] for line in table if line.split()]  # the last stage is among those shown
 
 
 def test_planning_imports_neither_torch_nor_numpy() -> None:
@@ -259,33 +255,6 @@ def test_running_statistics_have_no_twins() -> None:
     assert planned(**TWINS).schedule.name == "chimera"
     asked: dict[str, Any] = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4}
     assert len(planned(layers, schedule="auto", **asked).schedule.placement) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "path"),
-    [
-        ({"compile": True}, "compile = true: must be false"),
-        ({"schedule__post_validation": True}, "schedule.post_validation = true: must be false"),
-        ({"activation_checkpoint__name": "full"}, "activation_checkpoint = full: must be none"),
-        ({"zero__stage": 1}, "zero.stage = 1: must be null"),
-    ],
-)
-def test_what_does_not_go_with_activations_on_other_ranks(changes: dict[str, Any], path: str) -> None:
-    asked: dict[str, Any] = PIPELINE | {"schedule__name": "bpipe"} | changes
-    assert path in "\n".join(problem.line() for problem in plan_problems(request(**asked), 8))
-    assert plan_problems(request(**PIPELINE, schedule__name="bpipe"), 8) == []
-
-
-@pytest.mark.parametrize(
-    ("schedule", "why"),
-    [("zb_h1", "splits"), ("chimera", "Several ranks of chimera hold a stage"), ("bpipe", "another rank")],
-)
-def test_kfac_takes_no_factors_of_parts(schedule: str, why: str) -> None:
-    asked: dict[str, Any] = PIPELINE | {"optimizer__name": "kfac"}
-    (problem,) = plan_problems(request(**asked, schedule__name=schedule), 8)
-    assert problem.path == "schedule.name"
-    assert why in problem.why
-    assert plan_problems(request(**asked, schedule__name="1f1b"), 8) == []
 
 
 def _zb_auto(layers: ModelProfile, **overrides: Any) -> RunPlan:

@@ -101,3 +101,9 @@ def test_the_bound_of_a_rank_is_a_little_above_what_the_walk_finds(schedule: str
     walked = predict_memory(lower(order), profile, stage_figures(profile, layers), MemoryNeeds(8))
     bound = RankMemory(stages, order, [10**9] * order.ranks).highest(layers)
     assert max(walked.peak_bytes) * 0.99 <= bound <= max(walked.peak_bytes) * 1.25
+
+
+def test_a_cut_that_gives_way_to_even_stages_says_so() -> None:
+    plan = planned(transformer(), "interleaved_1f1b", "profile")
+    told = [line for line in plan.advice if line.startswith("partition=profile has a step of ")]
+    assert len(told) == (plan.partition == uniform(34, 8))

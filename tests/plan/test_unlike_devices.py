@@ -236,3 +236,13 @@ def test_schedules_that_do_not_tell_devices_apart_are_refused(schedule: str) -> 
     config = resolve(["model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4", classes(0.5, 1.0), *words])
     told = [each.line() for each in plan_problems(config, 8)]
     assert [line for line in told if "must be another with hardware.devices" in line], told
+
+
+def test_recomputation_is_chosen_under_the_limit_of_its_device() -> None:
+    profile = model([layer(saved_bytes=3000)] * 6)
+    words = ["schedule.microbatches=4", "data.batch_size=4", "model=mlp", "memory_limit=1GB", "parallelism.pipeline=2"]
+    device = classes(0.5, 1.0, a=", memory_bytes: 12000")
+    plan = make_plan(resolve([*words, device, "activation_checkpoint=auto"]), profile)
+    slow = [each.name for each in plan.devices].index("a")
+    assert plan.fits
+    assert plan.memory.peak_bytes[slow] <= 12_000 < plan.memory.peak_bytes[1 - slow]

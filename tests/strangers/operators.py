@@ -80,77 +80,7 @@ def ctc(value: Tensor, target: Tensor) -> Tensor:
     return functional.ctc_loss(value.log_softmax(2), target + 1, *lengths)
 
 
-def signals_and_pictures() -> Iterator[tuple[str, Case]]:
-    for name in ["fft", "ifft", "rfft", "fft2", "ifft2", "rfft2", "fftn", "hfft"]:
-        yield name, calling(getattr(torch.fft, name), (4, 8, 10))
-    yield "irfft", calling(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=10), (4, 10))
-    yield "stft", calling(lambda x: torch.stft(x, 16, window=torch.ones(16), return_complex=True).abs(), (2, 100))
-    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area"):
-        resize = partial(functional.interpolate, mode=mode)
-        yield f"interpolate {mode}", calling(partial(resize, scale_factor=2), (2, 3, 6, 6))
-        yield f"interpolate to a size {mode}", calling(partial(resize, size=(9, 5)), (2, 3, 6, 6))
-    for mode, axes in (("linear", 1), ("trilinear", 3)):
-        resize = partial(functional.interpolate, scale_factor=2, mode=mode)
-        yield f"interpolate {mode}", calling(resize, (2, 3, *(6,) * axes))
-    resize = partial(functional.interpolate, size=(9, 5), mode="bilinear", antialias=True)
-    yield "interpolate smoothly", calling(resize, (2, 3, 6, 6))
-    for mode in ("bilinear", "nearest", "bicubic"):
-        sample = partial(functional.grid_sample, mode=mode, align_corners=False)
-        yield f"grid_sample {mode}", calling(sample, (2, 3, 6, 6), (2, 4, 5, 2))
-    sample = partial(functional.grid_sample, align_corners=False)
-    yield "grid_sample of volumes", calling(sample, (2, 3, 6, 6, 6), (2, 4, 5, 5, 3))
-    yield "affine_grid", calling(partial(functional.affine_grid, size=[2, 3, 6, 6], align_corners=False), (2, 2, 3))
-
-
-_PRODUCTS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "matmul": ((4, 5), (5,)), "dot": ((5,), (5,)), "outer": ((5,), (4,)), "addmm": ((4, 6), (4, 5), (5, 6)),
-    "baddbmm": ((2, 4, 6), (2, 4, 5), (2, 5, 6)), "addbmm": ((4, 6), (2, 4, 5), (2, 5, 6)), "kron": ((2, 3), (4, 5)),
-    "addmv": ((4,), (4, 5), (5,)), "addr": ((4, 5), (4,), (5,)), "cov": ((4, 5),), "atan2": ((4, 5), (4, 5)),
-}  # fmt: skip
-
-
-def products_and_matrices() -> Iterator[tuple[str, Case]]:
-    yield "linear", of(partial(nn.Linear, 33, 17), (7, 5, 33))
-    yield "linear no bias", of(partial(nn.Linear, 33, 17, bias=False), (7, 5, 33))
-    yield "bilinear", of(partial(nn.Bilinear, 5, 7, 3), (4, 5), (4, 7))
-    for power in (1.0, 2.0, 3.0):
-        yield f"cdist {power}", calling(partial(torch.cdist, p=power), (2, 7, 5), (2, 9, 5))
-        yield f"cdist of many {power}", calling(partial(torch.cdist, p=power), (2, 40, 5), (2, 30, 5))
-        yield f"pdist {power}", calling(partial(functional.pdist, p=power), (7, 5))
-    for equation, shapes in {
-        "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)), "bi,bj->bij": ((2, 3), (2, 4)), "bij,kj->bik": ((2, 3, 4), (5, 4)),
-        "bhqd,bhkd->bhqk": ((2, 3, 4, 5), (2, 3, 6, 5)),
-    }.items():  # fmt: skip
-        yield f"einsum {equation}", calling(partial(torch.einsum, equation), *shapes)
-    for name, factors in _PRODUCTS.items():
-        yield name, calling(getattr(torch, name), *factors)
-    yield "matmul of batches", calling(torch.matmul, (3, 1, 4, 5), (2, 5, 6))
-    linalg = torch.linalg
-    for name, function in {
-        "inv": lambda x: linalg.inv(definite(x)), "cholesky": lambda x: linalg.cholesky(definite(x)), "det": linalg.det,
-        "slogdet": linalg.slogdet, "svd": partial(linalg.svd, full_matrices=False), "svdvals": linalg.svdvals,
-        "qr": linalg.qr, "eigh": lambda x: linalg.eigh(definite(x)), "eigvals": lambda x: linalg.eigvals(x).abs(),
-        "solve": lambda x: linalg.solve(definite(x), torch.ones(5, 3)), "pinv": linalg.pinv, "lu": linalg.lu,
-        "matrix_exp": linalg.matrix_exp, "matrix_power": partial(linalg.matrix_power, n=3), "norm": linalg.norm,
-        "lstsq": lambda x: linalg.lstsq(x, torch.ones(*x.shape[:-1], 3)).solution,
-        "matrix_norm": partial(linalg.matrix_norm, ord=2), "multi_dot": lambda x: linalg.multi_dot([x, x, x]),
-        "triangular": lambda x: linalg.solve_triangular(definite(x).triu(), x, upper=True),
-        "cholesky_solve": lambda x: torch.cholesky_solve(torch.ones(5, 3), linalg.cholesky(definite(x))),
-        "cholesky_inverse": lambda x: torch.cholesky_inverse(linalg.cholesky(definite(x))),
-    }.items():  # fmt: skip
-        for shape in [(5, 5)] if name == "multi_dot" else [(5, 5), (3, 5, 5)]:
-            yield f"{name} {shape}", calling(function, shape)
-    yield "svd tall", calling(partial(linalg.svd, full_matrices=False), (7, 5))
-    yield "qr tall", calling(linalg.qr, (7, 5))
-
-
-def definite(value: Tensor) -> Tensor:
-    """A positive definite matrix."""
-    return value @ value.mT + torch.eye(5)
-
-
 ZOO: dict[str, dict[str, Case]] = {
-    family.__name__: dict(family())
-    for family in (*LAYERS, embeddings_and_indices, losses, signals_and_pictures, products_and_matrices)
+    family.__name__: dict(family()) for family in (*LAYERS, embeddings_and_indices, losses)
 }
 """Cases by family and name."""

@@ -16,8 +16,7 @@ from runner.model.live_tracker import LiveTracker
 from runner.profiling.real_sizes import RealSizes
 
 ON_REAL_TENSORS = {
-    "RNN packed", "GRU packed", "LSTM packed", "adaptive softmax", "ctc", "orthogonal", "gaussian", "cov",
-    "lstsq (5, 5)", "lstsq (3, 5, 5)",
+    "RNN packed", "GRU packed", "LSTM packed", "adaptive softmax", "ctc", "orthogonal", "gaussian",
 }  # fmt: skip
 """What torch cannot run on fake tensors, because sizes depend on values: it is profiled on real ones."""
 MORE_THAN_REAL = {

@@ -135,7 +135,10 @@ def test_what_cannot_be_played_says_why(words: tuple[str, ...], reason: str) -> 
     found = rehearse_run(config, prepare(config, place_is_made=True))
     assert not found.peak_bytes
     assert reason in found.reason
-    status, said = told("plan", *_GPT, *words, "--rehearse")
+
+
+def test_a_plan_says_that_it_is_not_rehearsed() -> None:
+    _, said = told("plan", *_GPT, "compile=true", "--rehearse")
     assert "not rehearsed" in " ".join(said.split())
 
 
