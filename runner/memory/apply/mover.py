@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.memory.apply.host_buffers import HostBuffers
 from runner.memory.apply.host_lanes import Lane, Load, Pair
+from runner.moved_loads import Leaving
 
 __all__ = ["Memory", "MovedTogether", "Mover", "Moving"]
 
@@ -134,9 +135,9 @@ class Mover:
     ) -> None:
         self.bytes_moved = 0
         self.buffers = buffers
-        self._device, self._room, self._moving = device, room, moving
+        self._device, self._moving = device, moving
         self.lanes = self._out, self._back = lanes
-        self._leaving: list[tuple[Load, int]] = []
+        self._leaving = Leaving[Load](room)
 
     def send(self, memories: Sequence[Memory], *, one_by_one: bool = False) -> MovedTogether:
         """Begin to move memory to the host, after waiting until there is room on the way.
@@ -147,10 +148,11 @@ class Mover:
         """
         num_bytes = sum(memory.num_bytes for memory in memories)
         with self._moving():
-            self._wait_for_room(self._room + 1 if one_by_one else num_bytes)
+            for earlier in self._leaving.make_room(num_bytes, one_by_one=one_by_one):
+                earlier.wait()
             check = _Unchanged(seen for memory in memories for seen in memory.forget_seen())
             load = self._out.carry([memory.leave(self.buffers) for memory in memories], check=check)
-        self._leaving.append((load, num_bytes))
+        self._leaving.send(load, num_bytes)
         self.bytes_moved += num_bytes
         moved = MovedTogether(memories, load, one_by_one=one_by_one)
         for memory in memories:
@@ -169,7 +171,8 @@ class Mover:
         assert moved.back is not None
         with self._moving():
             moved.back.use()
-            self._forget_until(moved.left)
+            for left in self._leaving.until(lambda load: load is moved.left):
+                left.use()
         for memory in moved.needed:
             memory.arrive()
         moved.is_used = True
@@ -180,22 +183,10 @@ class Mover:
         Raises:
             RuntimeError: some is left, or was changed on its way.
         """
-        self._wait_for_room(self._room + 1)
+        for load in self._leaving.make_room(0, one_by_one=True):
+            load.wait()
         if self.buffers.in_use:
             raise RuntimeError(f"{self.buffers.in_use} bytes of activations are left in the host's memory")
-
-    def _forget_until(self, left: Load) -> None:
-        """Free what was sent before a load that has come back, and the load itself: they have left in this order."""
-        while any(each is left for each, _ in self._leaving):
-            self._leaving.pop(0)[0].use()
-
-    def _wait_for_room(self, num_bytes: int) -> None:
-        """Free what was sent first, until there is room. What has left is freed here only, not when a copy ends.
-
-        So the bytes on the device do not depend on the link's speed, and the plan can add them up.
-        """
-        while self._leaving and sum(held for _, held in self._leaving) + num_bytes > self._room:
-            self._leaving.pop(0)[0].wait()
 
 
 class _Unchanged:

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from runner.memory.apply.mover import Memory, MovedTogether, Mover
 from runner.model.boundary import flatten
+from runner.moved_loads import Returning
 
 __all__ = ["MovedStage", "Saving", "Trip", "unpack"]
 
@@ -87,7 +88,7 @@ class Trip:
         self._known.update((storage, None) for storage in _storages(stays))
         self._saved: list[weakref.ref[Memory]] = []  # by the layer that runs
         self._moved: list[MovedTogether] = []
-        self._to_fetch: list[MovedTogether] = []
+        self._back: Returning[MovedTogether] | None = None
 
     @contextmanager
     def saving(self, *, moved: bool) -> Iterator[None]:
@@ -113,7 +114,7 @@ class Trip:
         self._saved = []
         if going:
             self._moved.append(self._mover.send(going, one_by_one=one_by_one))
-            self._to_fetch = list(self._moved)
+            self._back = None
 
     def expect_backward(self, *, all_at_once: bool) -> None:
         """Begin to fetch, because the backward is the next that the rank does.
@@ -122,31 +123,31 @@ class Trip:
             all_at_once: whether it will need everything at its beginning; otherwise only the last layers are fetched,
                 and each is replaced by earlier ones when it is used.
         """
-        while all_at_once and self._to_fetch:
-            self._mover.fetch(self._to_fetch.pop())
-        self._fetch_ahead()
+        self._fetch_ahead(all_at_once=all_at_once)
 
     def bring_back(self, memory: Memory) -> torch.UntypedStorage:
         """The memory on the device, after waiting for it."""
         moved = memory.together
         if moved is not None and not moved.is_used:
-            if moved.back is None:
-                self._to_fetch.remove(moved)
+            if self._returning.is_away(moved):
                 self._mover.fetch(moved)
             self._mover.use(moved)
+            self._returning.use(moved)
             self._fetch_ahead()
         assert memory.storage is not None
         return memory.storage
 
-    def _fetch_ahead(self) -> None:
-        """Fetch as much ahead of its use as the largest layer has moved, or one by one; at least one layer's memory."""
-        room = max((moved.num_bytes for moved in self._moved), default=0)
-        while self._to_fetch:
-            unused = sum(moved.num_bytes for moved in self._moved if moved.back is not None and not moved.is_used)
-            following = self._to_fetch[-1]
-            if unused and (following.one_by_one or unused + following.num_bytes > room):
-                return
-            self._mover.fetch(self._to_fetch.pop())
+    @property
+    def _returning(self) -> Returning[MovedTogether]:
+        """What comes back of all that has left."""
+        if self._back is None:
+            sizes = {moved: moved.num_bytes for moved in self._moved}
+            self._back = Returning(sizes, {moved for moved in self._moved if moved.one_by_one})
+        return self._back
+
+    def _fetch_ahead(self, *, all_at_once: bool = False) -> None:
+        for moved in self._returning.ahead(all_at_once=all_at_once):
+            self._mover.fetch(moved)
 
     def _keep(self, tensor: Tensor) -> Tensor | _Moved | _Kept:
         return self._packed(tensor, moves=False)

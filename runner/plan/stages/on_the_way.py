@@ -1,9 +1,6 @@
 """Adds up what the device holds of tensors on their way to the host's memory and back, as a rank works.
 
-A load is what one layer moves. On its way out it stays on the device until a later load needs its room, or until a load
-that was sent after it is used again: the mover frees it then, and not when a copy happens to end. So the bytes do not
-depend on the link's speed. :mod:`runner.memory.apply.mover` and :mod:`runner.memory.apply.trip` do the same with
-tensors.
+:mod:`runner.moved_loads` says in which order loads leave and come back.
 """
 
 from __future__ import annotations
@@ -11,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from runner.moved_loads import Leaving, Returning
 from runner.profile import LayerMoves
 
 __all__ = ["MovedLayer", "OnTheWay"]
@@ -65,8 +63,7 @@ class OnTheWay:
     """
 
     def __init__(self, room: int) -> None:
-        self._room = room
-        self._leaving: list[_Load] = []
+        self._leaving = Leaving[_Load](room)
 
     @property
     def leaving_bytes(self) -> int:
@@ -162,17 +159,12 @@ class OnTheWay:
         return max(peak, peak_bytes + self.leaving_bytes)
 
     def _send(self, load: _Load) -> None:
-        room = 0 if load.moves.one_by_one else self._room - load.moves.num_bytes
-        while self._leaving and sum(each.moves.num_bytes for each in self._leaving) > room:
-            self._leaving.pop(0)
-        self._leaving.append(load)
+        list(self._leaving.make_room(load.moves.num_bytes, one_by_one=load.moves.one_by_one))
+        self._leaving.send(load, load.moves.num_bytes)
 
     def _has_left(self, of: Trip, layer: int) -> None:
         """Note that a load and those before it have left."""
-        for index, load in enumerate(self._leaving):
-            if (load.of, load.layer) == (of, layer):
-                del self._leaving[: index + 1]
-                return
+        list(self._leaving.until(lambda load: (load.of, load.layer) == (of, layer)))
 
 
 def _first_to_ask(layers: Sequence[MovedLayer]) -> int:
@@ -186,45 +178,30 @@ def _first_to_ask(layers: Sequence[MovedLayer]) -> int:
 
 
 class _Back:
-    """What has come back of one trip: the last layers first, as many as the largest has moved, ahead of their use.
+    """The bytes that the device holds of what has come back of one trip.
 
     Args:
         layers: the stage's layers.
     """
 
     def __init__(self, layers: Sequence[MovedLayer]) -> None:
-        self._layers = layers
         self._sizes = {at: layer.num_bytes for at, layer in enumerate(layers) if layer.num_bytes}
-        self._room = max(self._sizes.values(), default=0)
-        self._to_fetch = list(self._sizes)
-        self._unused: dict[int, int] = {}
-        self._used: dict[int, int] = {}
+        one_by_one = {at for at, layer in enumerate(layers) if layer.moves.one_by_one}
+        self._returning = Returning(self._sizes, one_by_one)
+        self.held: dict[int, int] = {}
         self._fetch_ahead()
-
-    @property
-    def held(self) -> dict[int, int]:
-        """The bytes that the device holds of it, by layer."""
-        return {**self._unused, **self._used}
 
     def use(self, layer: int) -> bool:
         """Use what a layer has moved; return whether this is its first use."""
-        if layer in self._used or layer not in self._sizes:
+        if not self._returning.use(layer):
             return False
-        if layer not in self._unused:
-            self._to_fetch.remove(layer)
-        self._unused.pop(layer, None)
-        self._used[layer] = self._sizes[layer]
+        self.held[layer] = self._sizes[layer]
         self._fetch_ahead()
         return True
 
     def forget(self, layer: int) -> None:
         """Note that a layer's backward is over."""
-        self._used.pop(layer, None)
+        self.held.pop(layer, None)
 
     def _fetch_ahead(self) -> None:
-        while self._to_fetch:
-            layer, unused = self._to_fetch[-1], sum(self._unused.values())
-            room = 0 if self._layers[layer].moves.one_by_one else self._room - self._sizes[layer]
-            if unused and unused > room:
-                return
-            self._unused[self._to_fetch.pop()] = self._sizes[layer]
+        self.held |= {layer: self._sizes[layer] for layer in self._returning.ahead()}

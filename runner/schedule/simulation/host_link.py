@@ -1,10 +1,8 @@
 """The link between a rank and its host's memory: stages move tensors out after forwards, and back for backwards.
 
 It has a lane in each direction, and each lane carries one layer's tensors after the other. A layer gives its tensors
-away as soon as it has run forward. It waits as long as, with them, more would be on their way out than the largest
-layer of the rank moves. Ahead of a backward, tensors come back in the order in which they will be used, as long as no
-more than the stage's largest layer moves is there unused. A layer's backward waits for its tensors.
-:mod:`runner.memory.apply.mover` does the same with tensors.
+away as soon as it has run forward, and its backward waits for them. :mod:`runner.moved_loads` says in which order they
+leave and come back; the room on the way out is what the largest layer of the rank moves.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from runner.moved_loads import Leaving, Returning
 
 __all__ = ["HostLink", "Lanes", "StageMoves", "WeightTurns", "shares"]
 
@@ -97,9 +97,8 @@ class HostLink:
 
     def __init__(self, stages: Sequence[StageMoves], lanes: Lanes | None = None) -> None:
         self.waited = 0.0
-        self._room = max((stage.largest for stage in stages), default=0.0)
         self._lanes = lanes or Lanes()
-        self._leaving: list[tuple[float, float]] = []  # the moment when it has left, and its bytes
+        self._leaving = Leaving[float](max((stage.largest for stage in stages), default=0.0))  # of moments
         self._left: dict[tuple[int, int | None], list[float]] = {}  # stage and micro-batch -> moments, by layer
 
     def forward(
@@ -127,8 +126,8 @@ class HostLink:
                 now = turns.reach(moves.first + at, now)
             now += share * seconds
             if size:
-                now = self._with_room(now, self._room if at in moves.one_by_one else size)
-                self._leaving.append((self._lanes.carry_out(now, copying), size))
+                now = max([now, *self._leaving.make_room(size, one_by_one=at in moves.one_by_one)])
+                self._leaving.send(self._lanes.carry_out(now, copying), size)
             left.append(self._lanes.out_free)
         self._left[of] = left
         return self._ended(now if turns is None else turns.end(now), start + seconds)
@@ -162,13 +161,6 @@ class HostLink:
             now = fetching.use(layer, now) + moves.backward[layer] * seconds
         return self._ended(now if turns is None else turns.end(now), start + seconds)
 
-    def _with_room(self, now: float, size: float) -> float:
-        """The moment when so many bytes more may be on their way out."""
-        self._leaving = [each for each in self._leaving if each[0] > now]
-        while self._leaving and sum(held for _, held in self._leaving) + size > self._room:
-            now = max(now, self._leaving.pop(0)[0])
-        return now
-
     def _ended(self, now: float, without_waits: float) -> float:
         self.waited += max(0.0, now - without_waits)
         return now
@@ -186,38 +178,27 @@ class _Fetching:
     def __init__(self, moves: StageMoves, left: Sequence[float], lanes: Lanes, *, all_at_once: bool) -> None:
         self._lanes = lanes
         self._moves, self._left, self._all_at_once = moves, left, all_at_once
-        self._room = sum(moves.sizes) if all_at_once else moves.largest
-        self._to_ask = [layer for layer, size in enumerate(moves.sizes) if size]
+        sizes = {layer: size for layer, size in enumerate(moves.sizes) if size}
+        self._returning = Returning(sizes, moves.one_by_one)
         self._there: dict[int, float] = {}
-        self._used: set[int] = set()
-        self._unused = 0.0
 
     def ask(self, now: float) -> None:
         """Ask for as many layers' tensors as there is room for, at least for one that is needed next."""
-        while self._to_ask:
-            layer = self._to_ask[-1]
-            room = 0.0 if layer in self._moves.one_by_one and not self._all_at_once else self._room
-            if self._unused and self._unused + self._moves.sizes[layer] > room:
-                return
+        for layer in self._returning.ahead(all_at_once=self._all_at_once):
             self._fetch(layer, now)
 
     def use(self, layer: int, now: float) -> float:
         """The moment when a layer's backward can begin."""
         for needed in self._moves.needed(layer):
-            if needed in self._used:
-                continue
-            if needed not in self._there:
+            if self._returning.is_away(needed):
                 self._fetch(needed, now)
-            now = max(now, self._there[needed])
-            self._used.add(needed)
-            self._unused -= self._moves.sizes[needed]
-            self.ask(now)
+            if self._returning.use(needed):
+                now = max(now, self._there[needed])
+                self.ask(now)
         return now
 
     def _fetch(self, layer: int, now: float) -> None:
-        self._to_ask.remove(layer)
         self._there[layer] = self._lanes.carry_back(max(now, self._left[layer]), self._moves.copying[layer])
-        self._unused += self._moves.sizes[layer]
 
 
 def shares(seconds: Sequence[float]) -> tuple[float, ...]:
