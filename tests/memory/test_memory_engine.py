@@ -13,16 +13,18 @@ import torch
 from layouts import make_engine, part_of, train_in_threads, uniform
 from plan_profiles import layer
 from plan_profiles import model as profile_of
-from programs import Batch
+from programs import Batch, train_under
 from torch import nn
 
 from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.policies import solve
-from runner.memory.solve.values import PolicyOptions
+from runner.memory.solve.save_ops import PRESETS
+from runner.memory.solve.values import PolicyOptions, Segment
 from runner.model.compiled import compile_layers
 from runner.model.layers import layers_of
+from runner.profiling.model import profile_layers
 from runner.zoo import gpt
 from runner.zoo.gpt import Gpt
 
@@ -90,6 +92,24 @@ CASES: dict[str, Case] = {
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures),
 }
 SAMPLES = 9
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_kept_operators_change_no_bit_and_peaks_are_predicted(preset: str) -> None:
+    batch, sources = tokens(SAMPLES), layers_of(make_gpt(), 0)
+    inputs, targets = (each[: SAMPLES // COUNT] for each in batch)
+    profile = profile_layers(sources, inputs, targets, token_loss, torch.float32)
+    stages = uniform(len(sources), 2)
+    kept = tuple((Segment(*stage),) for stage in stages)
+    chosen = solve(profile, stages, PolicyOptions("selective", save_ops=preset)).stages
+    found, plain = (
+        train_under(make_gpt, token_loss, batch, programs, "1f1b", COUNT, profile=profile)
+        for programs in (chosen, kept)
+    )
+    assert found.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(found.weights[name], plain.weights[name])] == []
+    for real, said in zip(found.peaks, found.predicted, strict=True):
+        assert real - SCALARS <= said <= 1.01 * real + SCALARS
 
 
 def installer(model: Callable[..., Any], pipeline: int, options: PolicyOptions, *, to_host: bool = False) -> Any:

@@ -14,6 +14,7 @@ from runner.engine.loss_scale import LossScaling
 from runner.engine.rank_view import RankView
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
@@ -29,6 +30,7 @@ from runner.optim.learning_rate import scaled_rates
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
+from runner.optim.states.shared import SharedStates
 from runner.plan.layout.batches import split_sizes
 from runner.plan.layout.topology import Topology
 from runner.plan.prediction import Prediction
@@ -79,6 +81,7 @@ def make_engine(
     seed: int = 0,
     prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
+    shared: bool = False,
     sharding: Callable[[StageModule], Sharding] | None = None,
     prediction: Prediction | None = None,
     offload: StageOffload | None = None,
@@ -89,7 +92,8 @@ def make_engine(
     """The engine of one rank; rank = position * data + replica.
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
-    ``prepare`` is called with each stage's module and number; ``sharding`` keeps the gradients of the rank's one stage;
+    ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas;
+    ``sharding`` keeps the gradients of the rank's one stage;
     ``offload`` moves what stages save, on which ``prepare`` has installed it; ``swap`` takes weights of the stages home
     to the host's memory; ``cut`` has the first and last layer of
     each stage, by default equal numbers of them.
@@ -130,6 +134,9 @@ def make_engine(
         engine.attach_optimizer(lambda: step_once(wrapped), wrapped.master_of, OptimizerBackup(wrapped))
     else:
         made = optimizer(parameters)
+        if shared:
+            engine.attach_optimizer(SharedStates(made, ReplicaExchange(transport, view.replicas)).step)
+            return engine
         watch = watch_of(made)
         if order.filling is not None:
             engine.attach_optimizer(made.step, filler=watch.filler(stages, ties) if watch is not None else None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from layouts import train_in_threads
 from torch import nn
 
 from runner.optim.compression.signs import Exchange
 from runner.optim.states.shared import SharedStates
+from runner.schedule.catalogue.registry import build
 
 SHAPES = [(3, 5), (7,), (1,), (4, 2)]  # 31 elements: no number of replicas divides them
 
@@ -108,6 +111,39 @@ def test_it_is_the_unshared_update_and_goes_on_from_its_states(size: int) -> Non
     for found, elements in by_replica(size, work):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
         assert elements == 2 * -(-31 // size)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(1)
+    middle = [torch.nn.Linear(7, 7) for _ in range(6)]
+    return torch.nn.Sequential(torch.nn.Linear(3, 7), *middle, torch.nn.Linear(7, 2))
+
+
+def squares(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return (output - target).square().sum(), len(target)
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "chimera"])
+def test_under_any_schedule_the_run_is_the_unshared_one(schedule: str) -> None:
+    """Two replicas with unequal shares, clipped by the norm over all stages."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = partial(torch.randn, generator=generator)
+    batches = [(drawn(17, 3), drawn(17, 2)) for _ in range(3)]
+    order = build(schedule, ranks=2, microbatches=4)
+    layout: dict[str, Any] = {
+        "schedule": order,
+        "pipeline": 2,
+        "data": 2,
+        "count": 4,
+        "optimizer": adamw,
+        "clip_norm": 0.05,
+    }
+    losses, expected = train_in_threads(model, squares, batches, **layout)
+    own_losses, found = train_in_threads(model, squares, batches, **layout, shared=True)
+    for own, unshared in zip(own_losses, losses, strict=True):
+        assert own == pytest.approx(unshared, rel=1e-6)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=2e-6, rtol=2e-6, msg=name)
 
 
 def test_a_weight_without_gradient_counts_as_zero() -> None:
