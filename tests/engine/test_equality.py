@@ -72,13 +72,13 @@ def masked_sum(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-@pytest.mark.parametrize("batch", [13, 2])
-def test_replicas_are_one_loop_over_all_microbatches(batch: int) -> None:
+@pytest.mark.parametrize(("schedule", "batch"), [("looped_bfs", 13), ("1f1b", 2)])
+def test_replicas_are_one_loop_over_all_microbatches(schedule: str, batch: int) -> None:
     """Some of them without a sample, and losses that count some of the samples."""
     options: dict[str, Any] = {"count": 4, "clip_norm": 0.5, "optimizer": partial(torch.optim.SGD, lr=0.5)}
     shared: dict[str, Any] = {"loss": masked_sum, "batches": make_batches(batch)}
     make = partial(make_model, nn.LayerNorm)
-    losses, weights = train_in_threads(make, pipeline=2, data=2, schedule="1f1b", **shared, **options)
+    losses, weights = train_in_threads(make, pipeline=2, data=2, schedule=schedule, **shared, **options)
     model = make()
     expected = train(model, replicas=2, **shared, **options)
     torch.testing.assert_close(losses[0], expected, rtol=1e-5, atol=0)

@@ -69,6 +69,7 @@ def train_twins(
         ("chimera", "halving", 2, None),
         ("chimera", "doubling", 4, 0.05),
         ("dualpipe", None, 2, 0.05),
+        ("bitpipe", None, 2, 0.05),
     ],
 )
 def test_the_sums_of_both_directions(name: str, variant: str | None, ranks: int, clip_norm: float | None) -> None:

@@ -61,7 +61,7 @@ def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 64, generator=generator), torch.randn(8, 24, generator=generator)) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("name", ["adam8bit", "custom", "lamb"])
+@pytest.mark.parametrize("name", ["adabelief", "adam8bit", "custom", "lamb", "muon", "rmsprop"])
 def test_two_stages_of_two_replicas_are_one_process(name: str) -> None:
     model = make_model()
     train(model, half_square, make_batches(), replicas=2, count=2, by_replica=True, optimizer=made_by(name))
