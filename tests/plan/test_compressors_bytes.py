@@ -22,7 +22,7 @@ from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.registry import COMPRESSORS
 from runner.optim.compression.rounds import GradientStep
 from runner.plan.make import make_plan
-from runner.plan.reductions import reduction_notes
+from runner.plan.reductions import Reduction, compressing_bytes, reduction_notes
 from runner.profiling.compression import compression_bytes
 
 KINDS = {name: kind for name, kind in COMPRESSORS.items() if kind.compress is not None and name != "custom"}
@@ -124,3 +124,9 @@ def test_a_plan_counts_a_compressor_of_messages_whoever_wrote_it() -> None:
         assert [*reduction_notes(config)] == []
     config.compression = CompressionConfig(name="mine", target=f"{__name__}:OF_ROUNDS", density=0.5)
     assert [*reduction_notes(config)] == []
+
+
+def test_stages_of_a_rank_compress_one_after_the_other() -> None:
+    several = [Reduction(0.0, temporary_bytes=100, waiting_bytes=30), Reduction(0.0, temporary_bytes=60)]
+    assert compressing_bytes(several) == 30 + 70
+    assert compressing_bytes([]) == 0

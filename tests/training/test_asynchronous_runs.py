@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import thread_runs
+import torch
 import warm
 from user_project import OVERRIDES, environment, make_directory
 
@@ -38,6 +39,16 @@ def test_verify_finds_it_equal_to_the_plain_loop(tmp_path: Path, asked: tuple[st
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["equal"], found["bitwise"]) == (True, True)
+
+
+def test_a_resumed_run_is_the_one_that_went_on(tmp_path: Path) -> None:
+    """Both drain the pipeline at the checkpoint; the pipelines' own weights are optimizer states."""
+    longer = (*layout("avgpipe", 2, 4, *SGD), "trainer.max_steps=4", "checkpoint.every=2", "checkpoint.keep=9")
+    whole, weights = thread_runs.result(tmp_path, *longer, run="whole")
+    saved = tmp_path / "whole" / "checkpoints" / "step-2.ckpt"
+    resumed, again = thread_runs.result(tmp_path, *longer, f"resume={saved}", run="resumed")
+    assert resumed["loss"] == whole["loss"]
+    assert [name for name, value in weights.items() if not torch.equal(again[name], value)] == []
 
 
 @pytest.mark.costly

@@ -123,19 +123,19 @@ def test_the_record_says_what_moved(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "layers_moved" in line] == [4, 7]
 
 
-@pytest.mark.parametrize("step", [2, 4])
-def test_a_resume_goes_on_in_the_cut_of_its_step(tmp_path: Path, step: int) -> None:
+def test_a_resume_goes_on_in_the_cut_of_its_step(tmp_path: Path) -> None:
     case = "dropout"
     whole, weights = run(tmp_path, case, "whole", f"partition.migrate={TWO[1]}")
-    resume = f"resume={checkpoint(tmp_path, 'whole', step)}"
+    resume = f"resume={checkpoint(tmp_path, 'whole', 4)}"
     again, found = run(tmp_path, case, "again", f"partition.migrate={TWO[1]}", resume)
     assert again["loss"] == whole["loss"]
     require_equal(found, weights)
-    assert [each["after_step"] for each in again["layer_moves"]] == [each for each in (3, 6) if each >= step]
+    assert [each["after_step"] for each in again["layer_moves"]] == [6]
     _, of_one_cut = run(tmp_path, case, "of one cut", resume)
     require_equal(of_one_cut, weights)
 
 
+@pytest.mark.costly
 def test_processes_move_layers(tmp_path: Path) -> None:
     directory = user_project.make_directory(tmp_path)
     words = (*RUN, *PLAIN, "partition.boundaries=[4]")

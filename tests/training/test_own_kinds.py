@@ -11,7 +11,6 @@ import torch
 from thread_runs import result
 from torch import Tensor
 from user_project import assert_same_weights, make_directory, plain_result
-from user_project import result as result_of_command
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
@@ -97,15 +96,6 @@ def told(directory: Path, *overrides: str) -> list[Problem]:
     """What is wrong with a request of that directory, in another process's place."""
     config = resolve(["model=mlp", *overrides], working_directory=directory)
     return rules(config)
-
-
-@pytest.mark.costly
-def test_a_users_function_trains_as_a_plain_loop_by_the_command(project: Path) -> None:
-    found, weights = result_of_command(project, "optimizer=simple", "optimizer.lr=0.0078125")
-    losses, expected = plain_result(optimizer=Plain)
-    assert found["loss"] == losses
-    assert found["config"]["optimizer"]["name"] == "simple"
-    assert_same_weights(weights, expected)
 
 
 @pytest.mark.costly

@@ -17,7 +17,7 @@ CLASSES = "hardware.devices=[{name: slow, speed: 0.25},{name: fast, speed: 1}]"
 NAMED = ("hardware=laptop_cpu", "hardware.link_latency_seconds=0")
 
 
-@pytest.mark.parametrize("words", [(), ("parallelism.devices=[slow,fast]",), ("schedule=zb_h1",)], ids=" ".join)
+@pytest.mark.parametrize("words", [("parallelism.devices=[slow,fast]",), ("schedule=zb_h1",)], ids=" ".join)
 def test_it_is_one_process(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "time", SimpleNamespace(sleep=lambda seconds: None))
     shape = ("schedule.microbatches=4", "parallelism.pipeline=2")
