@@ -60,7 +60,6 @@ def many_batches(samples: int, steps: int, *shape: int) -> list[tuple[torch.Tens
 CASES = {
     "gpipe, every second step": (4, "gpipe", Costs(), 2),
     "inverses of the same step": (4, "1f1b", Costs(fills={"curvature": 50.0, "inversion": 50.0}), 1),
-    "two ranks": (2, "1f1b", Costs(), 5),
     "work that no bubble has room for": (2, "1f1b", Costs(fills={"curvature": 0.7, "inversion": 50.0}), 3),
 }
 

@@ -79,14 +79,13 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(ids[:, :-1], ids[:, 1:]) for ids in drawn]
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("1f1b", 4), ("zb_h1", 2), ("zb_v", 4), ("interleaved_1f1b", 2)])
-def test_sources_cross_every_stage_and_no_bit_differs(name: str, ranks: int) -> None:
+def test_sources_cross_every_stage_and_no_bit_differs() -> None:
     options: dict[str, Any] = {"count": 4, "optimizer": partial(torch.optim.SGD, lr=0.1)}
     model = make_model()
     expected = train(model, cross_entropy, batches(), **options)
-    schedule = fuse_backwards(registry.build(name, ranks=ranks, microbatches=4))
+    schedule = fuse_backwards(registry.build("zb_v", ranks=4, microbatches=4))
     losses, weights = train_in_threads(
-        make_model, cross_entropy, batches(), pipeline=ranks, data=1, schedule=schedule, **options
+        make_model, cross_entropy, batches(), pipeline=4, data=1, schedule=schedule, **options
     )
     assert [key for key, value in model.state_dict().items() if not torch.equal(weights[key], value)] == []
     assert all(rank == expected for rank in losses)
