@@ -52,12 +52,6 @@ def model(width: int = 12) -> nn.Sequential:
     )
 
 
-def normed() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)
-    )
-
-
 def tied() -> nn.Sequential:
     """A weight that stands in both of two stages."""
     layers = nn.Sequential(

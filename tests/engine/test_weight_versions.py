@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from late_weights import MOMENTUM, SGD, Optimizer, Weights, make_batches, make_model, recurrence, train, unequal
+from late_weights import SGD, Optimizer, make_batches, make_model, recurrence, train
 from layouts import make_engine, part_of
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from runner.engine.engine import Engine
@@ -53,39 +52,6 @@ def test_uneven_and_empty_microbatches_and_replicas() -> None:
     assert found.losses == [pytest.approx(losses)] * 4
     for name, value in weights.items():
         torch.testing.assert_close(found.weights[name], value, rtol=0, atol=1e-6)
-
-
-def test_a_run_goes_on_with_the_versions_that_it_had() -> None:
-    """Drained, saved, made anew and loaded: the bits of the run that went on."""
-    batches, cut, schedule = make_batches(8), 3, two_versions(2, 4)
-    whole = train(batches, schedule, layers=4, count=4, optimizer=MOMENTUM)
-    models, fresh = ([make_model() for _ in range(2)] for _ in range(2))
-
-    def run(transport: ThreadTransport) -> tuple[list[float], Weights]:
-        held: list[torch.optim.Optimizer] = []
-
-        def remembered(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-            held.append(MOMENTUM(parameters))
-            return held[-1]
-
-        def submitted(engine: Engine, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-            found = [step for batch in batches for step in engine.submit(part_of(batch, transport, 2, 1, schedule))]
-            return [step.loss for step in [*found, *engine.drain()]]
-
-        first = engine_of(models[transport.rank], transport, schedule, remembered)
-        losses = submitted(first, batches[:cut])
-        second = engine_of(fresh[transport.rank], transport, schedule, remembered)
-        for stage, module in second.stages.items():
-            module.load_global_state({k: v.clone() for k, v in first.stages[stage].global_state().items()})
-            second.stores[stage].load_older(cut, copy.deepcopy(first.stores[stage].older()))
-        held[1].load_state_dict(copy.deepcopy(held[0].state_dict()))
-        second.start_at(cut)
-        losses += submitted(second, batches[cut:])
-        return losses, {k: v for stage in second.stages.values() for k, v in stage.global_state().items()}
-
-    for losses, state in run_ranks(2, run):
-        assert losses == whole.losses[0]
-        assert unequal(whole.weights, state) == []
 
 
 def test_a_store_holds_what_is_still_to_be_read() -> None:
