@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from layouts import make_engine, part_of
+from torch import nn
 
 from runner.config.compose.resolve import resolve
 from runner.engine.transport.threads import ThreadTransport, run_ranks
@@ -60,6 +61,26 @@ def trained(
     results = run_ranks(pipeline, run)
     state = {name: value for _, own in results for name, value in own.items()}
     return results[0][0], with_all_names(state, find_ties(models[0].layers))
+
+
+def in_plain_pytorch(model: nn.Module, loss: Callable[..., Any], given: Iterable[tuple[Any, Any]]) -> list[float]:
+    """The losses of a plain loop over whole batches, which trains the model in place with :data:`SGD`.
+
+    Args:
+        model: it takes the inputs; a dict or a tuple of them is its arguments by name or by place.
+        loss: makes the mean of the output and the targets.
+        given: the inputs and the targets of each step.
+    """
+    optimizer, losses = SGD(model.parameters()), []
+    for inputs, targets in given:
+        named = inputs if isinstance(inputs, dict) else {}
+        placed = inputs if isinstance(inputs, tuple) else () if named else (inputs,)
+        optimizer.zero_grad()
+        value = loss(model(*placed, **named), targets)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses
 
 
 def batches(words: list[str], steps: int) -> Iterator[tuple[Any, Any]]:

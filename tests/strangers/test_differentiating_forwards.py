@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from layouts import make_engine, part_of
-from requests_in_threads import SGD
+from requests_in_threads import SGD, in_plain_pytorch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -77,15 +77,7 @@ def test_they_are_profiled(kind: str, fake: bool) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_they_train_in_two_stages_as_in_plain_pytorch(kind: str, schedule: str) -> None:
-    inputs, targets = batch()
-    whole = model(kind)
-    expected, optimizer = [], SGD(whole.parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(whole(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
-        expected.append(loss.item())
+    expected = in_plain_pytorch(model(kind), functional.mse_loss, [batch()] * 3)
     models = [model(kind) for _ in range(2)]
 
     def run(transport: ThreadTransport) -> list[float]:
@@ -93,7 +85,7 @@ def test_they_train_in_two_stages_as_in_plain_pytorch(kind: str, schedule: str) 
             models[transport.rank], functional.mse_loss, transport, schedule=schedule, pipeline=2, data=1, count=2,
             optimizer=SGD,
         )  # fmt: skip
-        part = part_of((inputs, targets), transport, 2, 1)
+        part = part_of(batch(), transport, 2, 1)
         return [step.loss for _ in range(3) for step in engine.submit(part)] + [step.loss for step in engine.drain()]
 
     assert run_ranks(2, run)[0] == pytest.approx(expected, rel=1e-5)

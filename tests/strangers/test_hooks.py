@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import train_in_threads
+from requests_in_threads import SGD, in_plain_pytorch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +20,6 @@ from runner.model.layers import StageModule
 
 WIDTH = 7
 Forward = Callable[["Hooked", Tensor], Tensor]
-SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 class Hooked(nn.Module):
@@ -185,13 +185,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def plain(kind: str) -> tuple[list[float], dict[str, Tensor], int]:
     model = make_model(kind)
-    optimizer, losses = SGD(model.parameters()), []
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        value = functional.cross_entropy(model(inputs), targets)
-        value.backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
-        losses.append(float(value.detach()))
+    losses = in_plain_pytorch(model, functional.cross_entropy, batches())
     return losses, model.state_dict(), model[3].calls  # type: ignore[return-value]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from requests_in_threads import trained
+from requests_in_threads import batches, in_plain_pytorch, trained
 from torch.nn import functional
 
 from runner.config.compose.resolve import resolve
@@ -41,16 +41,7 @@ def test_it_trains(kind: str, pipeline: int) -> None:
     words = [*WORDS, f"model.kwargs.kind={kind}"]
     losses, _ = trained(words, pipeline=pipeline, microbatches=2, steps=STEPS)
     torch.manual_seed(resolve(words).seed)
-    model = build(kind).train()
-    optimizer, expected = torch.optim.SGD(model.parameters(), 0.1), []
-    for step in range(STEPS):
-        tokens = torch.stack([row for row, _ in data()[BATCH * step : BATCH * (step + 1)]])
-        optimizer.zero_grad()
-        total = loss(model(tokens), tokens)
-        torch.autograd.backward(total)
-        optimizer.step()
-        expected.append(float(total.detach()))
-    assert losses == pytest.approx(expected, rel=2e-6)
+    assert losses == pytest.approx(in_plain_pytorch(build(kind).train(), loss, batches(words, STEPS)), rel=2e-6)
 
 
 @pytest.mark.costly

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from layouts import train_in_threads
+from requests_in_threads import SGD, in_plain_pytorch
 from test_hooks import POLICIES
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,7 +16,6 @@ from runner.model.precision import cast_module
 from runner.model.traced.operators import trace
 
 WIDTH = 6
-SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 class Block(nn.Module):
@@ -72,13 +72,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 def test_equal_to_plain_pytorch(kind: str, policy: str) -> None:
     """Batches are whole, because batch norm's statistics are those of a micro-batch."""
     model = make_model(kind)
-    optimizer, expected = SGD(model.parameters()), []
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        value = functional.cross_entropy(model(inputs), targets)
-        value.backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
-        expected.append(float(value.detach()))
+    expected = in_plain_pytorch(model, functional.cross_entropy, batches())
     for schedule in ("1f1b", "zb_h1") if policy == "none" else ("1f1b",):
         losses, weights = train_in_threads(
             partial(make_model, kind), functional.cross_entropy, batches(), schedule=schedule, pipeline=2, data=1,

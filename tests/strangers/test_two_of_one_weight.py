@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from requests_in_threads import trained
+from requests_in_threads import in_plain_pytorch, trained
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -59,18 +59,10 @@ def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def plain(model: nn.Module, *, pair: bool = False) -> list[float]:
+def plain(model: nn.Module) -> list[float]:
     """The losses of transformers' own model over whole batches; the model is trained in place."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for inputs, targets in zip(*(torch.split(part, BATCH) for part in rows()), strict=True):
-        given = {"input_ids": inputs} | ({"decoder_input_ids": targets} if pair else {})
-        loss = cross_entropy(model(**given).logits, targets)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    given = zip(*(torch.split(part, BATCH) for part in rows()), strict=True)
+    return in_plain_pytorch(model, lambda output, target: cross_entropy(output.logits, target), given)
 
 
 def request(folder: Path | str, data: str = "data") -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from boundary_values import CARRIED, KINDS, REFUSED, WHOLE
 from layouts import train_in_threads
+from requests_in_threads import in_plain_pytorch
 from torch import Tensor
 
 from runner.config.compose.resolve import resolve
@@ -57,15 +58,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 def plain(draw: Draw) -> tuple[list[float], dict[str, Tensor]]:
     """What plain PyTorch gives for whole batches."""
     model = boundary_values.build(draw.kinds, draw.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        value = boundary_values.loss(model(inputs.clone()), targets)
-        value.backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return losses, model.state_dict()
+    given = ((inputs.clone(), targets) for inputs, targets in batches())
+    return in_plain_pytorch(model, boundary_values.loss, given), model.state_dict()
 
 
 def run(draw: Draw) -> tuple[list[float], dict[str, Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from requests_in_threads import trained
+from requests_in_threads import batches, in_plain_pytorch, trained
 from torch import nn
 from torch.nn import functional
 
@@ -75,19 +75,6 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.mse_loss(output, target)
 
 
-def plain(model: nn.Module, which: str) -> list[float]:
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
-    rows = Lengths(tuple(map(int, which))).rows
-    for step in range(len(which)):
-        inputs = torch.stack(rows[step * BATCH : (step + 1) * BATCH])
-        found = loss(model(inputs), inputs * 0.5)
-        optimizer.zero_grad()
-        found.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(found.item())
-    return losses
-
-
 def request(model: str, argument: str, which: str) -> list[str]:
     here = "test_ways_by_size"
     return [
@@ -101,8 +88,9 @@ def request(model: str, argument: str, which: str) -> list[str]:
 def test_a_bool_of_a_size_is_decided(own: str) -> None:
     """As one process decides it, in two stages, for other lengths than the traced one, too."""
     torch.manual_seed(3)
-    expected = plain(causal(own), "656")
-    losses, _ = trained(request("causal", f"own={own}", "656"), pipeline=2, microbatches=2, steps=3)
+    words = request("causal", f"own={own}", "656")
+    expected = in_plain_pytorch(causal(own), loss, batches(words, 3))
+    losses, _ = trained(words, pipeline=2, microbatches=2, steps=3)
     assert losses == pytest.approx(expected, rel=2e-6)
 
 
@@ -114,8 +102,8 @@ def test_a_bool_of_a_size_is_decided(own: str) -> None:
 def test_another_way_is_refused(kind: str, good: str, bad: str, told: str) -> None:
     """A length for which the code would branch otherwise than in the trace is told, and not computed wrongly."""
     torch.manual_seed(3)
-    expected = plain(branching(kind), good)
     asked = f"kind={kind}"
+    expected = in_plain_pytorch(branching(kind), loss, batches(request("branching", asked, good), len(good)))
     losses, _ = trained(request("branching", asked, good), pipeline=2, microbatches=2, steps=len(good))
     assert losses == pytest.approx(expected, rel=2e-6)
     with pytest.raises(Exception, match=r"the model's code asked about sizes") as raised:
