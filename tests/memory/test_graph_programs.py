@@ -169,8 +169,7 @@ def runs_as_predicted(name: str, program: StageProgram) -> Ran:
     return found
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "seed"), [("skips", 0), ("skips", 1), ("U-Net", 0), ("ResNet", 1)])
 def test_any_program_gives_the_same_bits_with_the_predicted_peak_and_forwards(name: str, seed: int) -> None:
     of = bench(name)
     program = some_program(of.graph, seed)

@@ -20,7 +20,6 @@ from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.policies import solve
-from runner.memory.solve.save_ops import PRESETS
 from runner.memory.solve.values import PolicyOptions, Segment
 from runner.model.compiled import compile_layers
 from runner.model.layers import layers_of
@@ -94,7 +93,7 @@ CASES: dict[str, Case] = {
 SAMPLES = 9
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["attention", "every_second_matmul"])
 def test_kept_operators_change_no_bit_and_peaks_are_predicted(preset: str) -> None:
     batch, sources = tokens(SAMPLES), layers_of(make_gpt(), 0)
     inputs, targets = (each[: SAMPLES // COUNT] for each in batch)
