@@ -42,28 +42,61 @@ def make_batches(batch: int, steps: int = 2) -> list[tuple[Tensor, Tensor]]:
 
 
 def assert_equals_one_process(
-    schedule: Schedule, batch: int, *, clip_norm: float | None = None, dtype: torch.dtype = torch.float32
+    schedule: Schedule, batch: int, *, data: int = 1, clip_norm: float | None = None, dtype: torch.dtype = torch.float32
 ) -> None:
+    """The bits of one process that sums each replica's micro-batches, and then the replicas."""
     options: dict[str, Any] = {"count": schedule.microbatches, "clip_norm": clip_norm, "optimizer": adamw}
-    expected_model, loss = make_model(), functional.cross_entropy
-    expected = train(expected_model, loss, make_batches(batch), dtype=dtype, **options)
-    layout: dict[str, Any] = {"pipeline": schedule.ranks, "data": 1, "schedule": schedule, "dtype": dtype}
-    losses, weights = train_in_threads(make_model, loss, make_batches(batch), **layout, **options)
+    has_copies = any(len(schedule.copies_of(stage)) > 1 for stage in range(schedule.stages))
+    make = partial(make_model, nn.LayerNorm if has_copies else nn.BatchNorm1d)  # copies have no running statistics
+    expected_model, loss = make(), functional.cross_entropy
+    expected = train(expected_model, loss, make_batches(batch), replicas=data, by_replica=True, dtype=dtype, **options)
+    layout: dict[str, Any] = {"pipeline": schedule.ranks, "data": data, "schedule": schedule, "dtype": dtype}
+    losses, weights = train_in_threads(make, loss, make_batches(batch), **layout, **options)
     assert all(rank == expected for rank in losses)
     state = expected_model.state_dict()
     assert weights.keys() == state.keys()
+    if data > 1:  # each replica's batch norm sees its own samples
+        state = dict(expected_model.named_parameters())
     assert [name for name in state if not torch.equal(weights[name], state[name])] == []
 
 
+def assert_near_one_process(
+    found: tuple[list[list[float]], dict[str, Tensor]], model: nn.Module, **options: Any
+) -> None:
+    """To the rounding of sums in another order."""
+    losses, weights = found
+    expected = train(model, **options)
+    torch.testing.assert_close(losses[0], expected, rtol=1e-5, atol=0)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=2e-4, atol=2e-5)
+
+
 IN_ORDER = [name for name in FLUSHED if registry.build(name, ranks=4, microbatches=8).sums_in_order]
+SIZES = {"bpipe": ((4, 8), (4, 7))}
+"""Ranks and micro-batches where they are not (3, 6) and (2, 4)."""
 
 
-def test_what_moves_to_another_rank_and_back_changes_nothing() -> None:
-    assert_equals_one_process(registry.build("bpipe", ranks=4, microbatches=6), 17, clip_norm=0.05)
+@pytest.mark.costly
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_every_schedule_equals_one_process(name: str) -> None:
+    """Uneven micro-batches; in one replica, and in two, whose gradients are clipped."""
+    (ranks, count), (few, least) = SIZES.get(name, ((3, 6), (2, 4)))
+    assert_equals_one_process(registry.build(name, ranks=ranks, microbatches=count), 3 * count - 1)
+    assert_equals_one_process(registry.build(name, few, least), 6 * least - 1, data=2, clip_norm=0.05)
 
 
 def test_the_schedules_that_sum_in_another_order_are_these() -> None:
     assert set(FLUSHED) - set(IN_ORDER) == {"looped_bfs", "gems", "chimera", "dualpipe", "bitpipe"}
+
+
+@pytest.mark.costly
+def test_last_in_first_out_equals_one_process_to_rounding() -> None:
+    """Those of two directions are in test_twins.py."""
+    schedule = registry.build("looped_bfs", ranks=4, microbatches=4)
+    options: dict[str, Any] = {"count": 4, "clip_norm": 0.5, "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    shared: dict[str, Any] = {"loss": functional.cross_entropy, "batches": make_batches(11)}
+    found = train_in_threads(make_model, pipeline=4, data=1, schedule=schedule, **shared, **options)
+    assert_near_one_process(found, make_model(), **shared, **options)
 
 
 def masked_sum(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,25 +105,21 @@ def masked_sum(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-@pytest.mark.parametrize(("schedule", "batch"), [("looped_bfs", 13), ("1f1b", 2)])
-def test_replicas_are_one_loop_over_all_microbatches(schedule: str, batch: int) -> None:
+@pytest.mark.parametrize(("batch", "pipeline"), [(13, 1), (13, 3), (2, 3)])
+def test_replicas_are_one_loop_over_all_microbatches(batch: int, pipeline: int) -> None:
     """Some of them without a sample, and losses that count some of the samples."""
     options: dict[str, Any] = {"count": 4, "clip_norm": 0.5, "optimizer": partial(torch.optim.SGD, lr=0.5)}
     shared: dict[str, Any] = {"loss": masked_sum, "batches": make_batches(batch)}
     make = partial(make_model, nn.LayerNorm)
-    losses, weights = train_in_threads(make, pipeline=2, data=2, schedule=schedule, **shared, **options)
-    model = make()
-    expected = train(model, replicas=2, **shared, **options)
-    torch.testing.assert_close(losses[0], expected, rtol=1e-5, atol=0)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(weights[name], value, rtol=2e-4, atol=2e-5)
+    found = train_in_threads(make, pipeline=pipeline, data=2, schedule="1f1b", **shared, **options)
+    assert_near_one_process(found, make(), replicas=2, **shared, **options)
 
 
 @pytest.mark.parametrize(
     ("placement", "delay", "recomputed", "dtype"),
     [
-        (zigzag(3, 2), 0, (0, 2, 4), torch.float32), (looping(2, 3), None, (0, 2, 4), torch.float32),
-        (looping(3, 2), 3, (), torch.bfloat16),
+        (zigzag(1, 3), 3, (), torch.float32), (zigzag(4, 2), 0, (0, 2, 4), torch.float32),
+        (looping(2, 3), None, (0, 2, 4), torch.float32), (looping(4, 2), 3, (), torch.bfloat16),
     ],
 )  # fmt: skip
 def test_any_placement_equals_one_process(
@@ -159,6 +188,35 @@ def test_a_recomputed_forward_runs_twice() -> None:
 
     assert run_ranks(2, run) == [6, 3]
     assert ran(schedule) == [[str(action) for action in row] for row in schedule.actions]
+
+
+def make_random() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.GELU()) for _ in range(6)))
+
+
+@pytest.mark.parametrize("name", ["zb_v", "varuna", "pipefb"])
+def test_dropout_is_that_of_one_rank(name: str) -> None:
+    """Keyed by step, micro-batch and layer: the same numbers wherever a layer is, and when it runs again."""
+    batches = [(x, torch.zeros_like(x)) for x, _ in make_batches(10)]
+    options: dict[str, Any] = {"data": 1, "count": 4, "optimizer": adamw}
+    expected = train_in_threads(make_random, functional.mse_loss, batches, schedule="gpipe", pipeline=1, **options)
+    schedule = registry.build(name, ranks=3, microbatches=4)
+    made = train_in_threads(make_random, functional.mse_loss, batches, schedule=schedule, pipeline=3, **options)
+    assert made[0] == expected[0] * 3
+    assert all(torch.equal(made[1][key], value) for key, value in expected[1].items())
+
+
+def test_dropout_of_replicas_is_that_of_one_rank() -> None:
+    """A replica's micro-batches are numbered after those of the replicas before it."""
+    batches = [(x, torch.zeros_like(x)) for x, _ in make_batches(12)]
+    options: dict[str, Any] = {"schedule": "gpipe", "pipeline": 1, "optimizer": partial(torch.optim.SGD, lr=0.5)}
+    expected = train_in_threads(make_random, functional.mse_loss, batches, data=1, count=4, **options)
+    made = train_in_threads(make_random, functional.mse_loss, batches, data=2, count=2, **options)
+    for losses in made[0]:
+        assert losses == pytest.approx(expected[0][0], rel=1e-6)
+    for key, value in expected[1].items():
+        torch.testing.assert_close(made[1][key], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["zb_v", "bitpipe"])
