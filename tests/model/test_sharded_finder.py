@@ -11,8 +11,13 @@ from found_shards import compared, count, found
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner.model.fake import fake_tensors
 from runner.model.sharded import shape_rules
+from runner.model.sharded.finder import divided
+from runner.model.sharded.group import ShardGroup
+from runner.model.traced.cuts import good_cuts
 from runner.model.traced.operators import trace
+from runner.model.traced.segments import split
 from runner.zoo.gpt import build
 
 WIDTH, HEADS = 16, 4
@@ -143,6 +148,21 @@ def test_three_ranks_divide_three_heads_and_not_what_is_packed_of_them() -> None
     result = compared(blocks(1, heads=3), batch(), 3)
     assert result.error < EQUAL
     assert result.divided.shards["0.attention.packed.weight"].pieces == 3
+
+
+@pytest.mark.costly
+def test_the_shipped_gpt_whole_and_cut() -> None:
+    model = nn.Sequential(*(layer() for layer in build(31, 8, WIDTH, 2, HEADS).layers())).double()
+    tokens = torch.randint(31, (3, 6))
+    programs = trace(model, tokens, "model")
+    for degree, training in ((2, True), (4, True), (2, False)):
+        result = compared(model, tokens, degree, training=training, cut=True, programs=programs)
+        assert result.error < EQUAL
+        whole = ["0.tokens.weight", "0.positions.weight", "3.to_logits.weight"]
+        assert [left.name for left in result.divided.left] == whole
+        assert result.forward == result.backward == ["all_reduce"] * 4
+        assert len(result.cuts) > 3
+        assert not set(result.cuts) & result.divided.programs[True].uncut
 
 
 def test_a_block_of_the_shipped_gpt_alone() -> None:
@@ -284,6 +304,18 @@ def test_weights_that_several_operators_read() -> None:
     }
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_encoder_layer_of_torch(first: bool, training: bool) -> None:
+    model = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=first, norm_first=first).double()
+    for parameter in model.parameters():  # its fast path does not compute the same operators
+        parameter.requires_grad_()
+    result = compared(model, batch(), 2, training=training)
+    assert result.error < EQUAL
+    assert result.forward == ["all_reduce"] * (2 if not result.divided.left else 1)
+
+
 # What stays whole
 
 
@@ -423,3 +455,28 @@ def test_a_rule_that_errs_is_noticed_and_the_layers_stay_whole(monkeypatch: pyte
     assert sorted(result.divided.shards) == ["0.down.weight", "0.up.bias", "0.up.weight"]
     left = {each.name: each.reason for each in result.divided.left}
     assert "reshape cannot be divided" in left["1.up.weight"]
+
+
+@pytest.mark.costly
+def test_shapes_alone_are_divided_without_memory() -> None:
+    """As a plan does: model, trace, parts and run are of fake tensors."""
+    with fake_tensors():
+        model = nn.Sequential(Block(Attention(), Mlp()), Block(Attention("inner"), Mlp("glu", dropout=0.1)))
+        programs = trace(model, torch.randn(3, 5, WIDTH), "model")
+        result = divided(model, programs, group := ShardGroup(4, 1))
+        parameters = dict(model.named_parameters())
+        for name, shard in result.shards.items():
+            parameters[name].data = shard.cut(parameters[name].data)
+        chain = [
+            segment
+            for _, segment in split(model, result.programs, good_cuts(result.programs[True], result.programs[False], 1))
+        ]
+        value: Any = torch.randn(3, 5, WIDTH, requires_grad=True)
+        for segment in chain:
+            value = segment(value)
+        value.sum().backward()
+    assert group.degree == 4
+    gradient = parameters["0.attention.packed.weight"].grad
+    assert gradient is not None
+    assert gradient.shape == (12, WIDTH)
+    assert len(chain) > 2

@@ -175,12 +175,26 @@ def sentences(count: int = 29) -> list[dict[str, list[int]]]:
     return [{"words": line[:-1], "next": line[1:]} for line in words]
 
 
+def passing_sentences() -> Passing:
+    return Passing(sentences())
+
+
 def padded(samples: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
     """To the longest of them; the padding of the targets is -100."""
     longest = max(len(sample["words"]) for sample in samples)
     words = torch.tensor([sample["words"] + [0] * (longest - len(sample["words"])) for sample in samples])
     following = torch.tensor([sample["next"] + [-100] * (longest - len(sample["next"])) for sample in samples])
     return words, following
+
+
+def reader() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(20, 12), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 20))
+
+
+def each_word(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Over the words that are there."""
+    total = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
+    return total, (target != -100).sum()
 
 
 # What a user gets wrong
