@@ -81,8 +81,8 @@ def _recorded(function: Callable[[], Any]) -> dict[str, Any]:
     return {
         "made": made,
         "sources": {name: digest_of_file(Path(name)) for name in sorted(_users_sources())},
-        "files": dict(sorted(heard.files.items())),
-        "environment": {name: _digest((os.environ.get(name) or "").encode()) for name in sorted(heard.variables)},
+        "files": heard.files(),
+        "environment": heard.variables(),
     }
 
 

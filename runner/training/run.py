@@ -26,6 +26,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.own_methods import brings
 from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
+from runner.reads import deaf
 from runner.record import REHEARSED_COMPUTE, RunRecord, StepLog
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
@@ -91,7 +92,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         RequestError: the user's model, data or loss does not meet its contract or does not match the checkpoint.
         RunFailedError: a step failed.
     """
-    with admitted(config.checkpoint.allow_pickle):
+    with admitted(config.checkpoint.allow_pickle), deaf():
         return _train(config, run_dir, watchers, validate=validate)
 
 

@@ -73,7 +73,11 @@ class Repeating(nn.Linear):
 def model():
     return Repeating(4, 3)
 
+ALL = os.environ.copy()
+(BESIDE / "sizes.json").write_text((BESIDE / "sizes.json").read_text())  # as it was, but at another time
+
 def data():
+    json.loads((BESIDE / "sizes.json").read_text())
     return TensorDataset(torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
 
 def collate(samples):
@@ -100,14 +104,20 @@ class Project:
         named = [f"model.target=mine_{self.number}:{model}", f"data.target=mine_{self.number}:rows"]
         return cached_profile(resolve([*named, "data.batch_size=2", "device=cpu", *words]), self._make)
 
-    def profiles_in_a_process(self) -> int:
-        """How often a model is profiled in a process that has read nothing yet, and opens the data before."""
+    def profiles_in_a_process(self, *edits: str) -> int:
+        """How often a model is profiled in a process that has read nothing yet, and opens the data before.
+
+        Args:
+            edits: what a file is made before each plan; none: there is one plan.
+        """
 
         def plan() -> None:
             named = ["model.target=keeps:model", "data.target=keeps:data", "data.collate=keeps:collate"]
             config = resolve([*named, "data.batch_size=2", "device=cpu"])
-            first_batches(config)
-            cached_profile(config, self._make)
+            for text in edits or [(self.folder / "sizes.json").read_text()]:
+                self.write("sizes.json", text)
+                first_batches(config)
+                cached_profile(config, self._make)
             os._exit(10 + self.profiled)
 
         child = multiprocessing.get_context("fork").Process(target=plan)
@@ -177,6 +187,12 @@ def test_what_a_process_keeps_of_its_reading_tells_profiles_apart(
     for change in ("width in a file", "rows of the data's file", "a variable of the environment"):
         CHANGES[change][1](project, monkeypatch)
         assert project.profiles_in_a_process() == 1, change
+    monkeypatch.setenv("STRANGE_OTHER", "1")  # which is only copied
+    assert project.profiles_in_a_process() == 0
+    three, six = (f'{{"width": {width}, "depth": 2}}' for width in (3, 6))
+    assert project.profiles_in_a_process(three, six, three) == 3, "each time something else was kept, or read"
+    project.write("sizes.json", six)
+    assert project.profiles_in_a_process() == 1, "what another process kept is not of this file"
 
 
 def test_a_profile_can_be_made_anew(project: Project) -> None:
