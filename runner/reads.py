@@ -223,7 +223,8 @@ def _is_installed(filename: str) -> bool:
 def _is_data(name: str) -> bool:
     """Whether a file is a user's, and no source, which count as such."""
     others = (*installed(), sys.base_prefix, sys.prefix, "/proc", "/sys", "/dev", str(Path(__file__).parent))
-    return not name.startswith(others) and not name.endswith((".py", ".pyc")) and os.path.isfile(name)
+    is_others = name.startswith(tuple(each + os.sep for each in others))
+    return not is_others and not name.endswith((".py", ".pyc")) and os.path.isfile(name)
 
 
 @cache
