@@ -68,11 +68,13 @@ class Heard:
     @contextmanager
     def deaf(self) -> Iterator[None]:
         """See :func:`deaf`."""
-        self._deaf += 1
+        with self._lock:  # ranks may be threads
+            self._deaf += 1
         try:
             yield
         finally:
-            self._deaf -= 1
+            with self._lock:
+                self._deaf -= 1
 
     @property
     def hears(self) -> bool:
