@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from runner.config.compose.resolve import resolve
-from runner.model.data import example_batch
-from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.plan.memory.reserved import Replicated, SharedStates, SharedWeights, predict_reserved
-from runner.profile import MemoryTrace
-from runner.profiling.model import trace_of
+from runner.profiling.model import example_microbatch
+from runner.recipes.benchmarks.memory_trace import MemoryTrace, trace_of
+from runner.recipes.benchmarks.reserved import Replicated, SharedStates, SharedWeights, predict_reserved
 from runner.recipes.rudalle.table5 import NAMES, PUBLISHED, Key
 from runner.recipes.rudalle.table5_full import errors, skill
 
@@ -109,14 +107,13 @@ def predicted(trace: MemoryTrace) -> dict[Key, tuple[int, int]]:
 def _cell(key: Key, trace: MemoryTrace) -> tuple[int, int]:
     optimizer, stage = key
     config = resolve(["recipe=rudalle_table5_full", f"optimizer={optimizer}", f"zero.stage={stage}"])
-    temporaries = OPTIMIZERS[optimizer].temporaries
-    found = [predict_reserved(config, trace, temporaries=temporaries, stages=rules) for rules in (None, STAGES_2022)]
+    found = [predict_reserved(config, trace, stages=rules) for rules in (None, STAGES_2022)]
     return found[0] or 0, found[1] or 0
 
 
 def _print() -> None:
     config = resolve(["recipe=rudalle_table5_full", "zero.stage=0"])
-    both = predicted(trace_of(config, *example_batch(config.data, 3, config.seed)))
+    both = predicted(trace_of(config, *example_microbatch(config)))
     print("optimizer, ZeRO: GB by 0.19.8, by 0.5.9, paper")
     for (optimizer, stage), (now, then) in both.items():
         print(f"{NAMES[optimizer]}, {stage}: {now / 1e9:.1f}, {then / 1e9:.1f}, {PUBLISHED[optimizer, stage][0]:.1f}")

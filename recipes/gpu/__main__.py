@@ -14,9 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.compose.resolve import resolve
+from runner.recipes.benchmarks.reserved import predict_reserved
 from runner.recipes.gpu.runs import PARTS, malevich, plain_words
 from runner.recipes.gpu.tables import Row, memory_figure, row_of, tables
 
@@ -56,7 +59,8 @@ class Session:
         except subprocess.TimeoutExpired:
             return Row(name, status="cut", reason="the time was up")
         told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        return row_of(name, run_dir, reason=told[-1])
+        row = row_of(name, run_dir, reason=told[-1])
+        return replace(row, predicted_reserved=predict_reserved(resolve(line[2:]))) if row.status == "ok" else row
 
     def plan(self, words: Sequence[str]) -> Mapping[str, Any] | None:
         """The plan of a request as JSON; None if there is none."""

@@ -64,7 +64,6 @@ def row_of(name: str, run_dir: Path, *, reason: str) -> Row:
         allocated=max(peaks["measured"]),
         predicted_allocated=max(peaks["predicted"]),
         reserved=max(reserved["measured"]) if reserved else None,
-        predicted_reserved=reserved.get("predicted"),
         bubble=record.bubble_ratio.get("measured"),
         predicted_bubble=record.bubble_ratio.get("predicted"),
         loss=record.loss[-1],

@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from runner.recipes.benchmarks.reserved import reserved_by_request
 from runner.recipes.rudalle.table5 import NAMES, OPTIMIZERS, PUBLISHED, STAGES, Key
 from runner.recipes.rudalle.table5_claims import ordering_rows
 
@@ -28,14 +29,21 @@ def plan_report(plans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     found = {key: plan for plan in plans if (key := _key(plan["overrides"])) is not None}
     rows, notes = [], []
+    planned = {key: plan["overrides"] for key, plan in found.items() if "step_seconds" in plan}
+    reserved = reserved_by_request(planned)
     for optimizer in OPTIMIZERS:
         for stage in STAGES:
             plan = found.get((optimizer, stage))
             if plan is not None and "step_seconds" not in plan:
                 notes.append(f"{NAMES[optimizer]}, ZeRO {stage}: {'; '.join(plan['problems'])}")
             elif plan is not None:
-                rows.append((NAMES[optimizer], str(stage), *_row(plan, PUBLISHED.get((optimizer, stage)))))
-    reserved = {key: plan["reserved_memory_bytes"] for key, plan in found.items() if plan.get("reserved_memory_bytes")}
+                rows.append(
+                    (
+                        NAMES[optimizer],
+                        str(stage),
+                        *_row(plan, reserved.get((optimizer, stage)), PUBLISHED.get((optimizer, stage))),
+                    )
+                )
     seconds = {key: plan["step_seconds"] for key, plan in found.items() if "step_seconds" in plan}
     header = ("optimizer", "ZeRO", "allocated GB", "reserved GB", "paper", "error", "seconds", "paper", "error")
     summary = [*_summary("reserved memory", reserved, 0, 1e9), *_summary("seconds", seconds, 1, 1.0)]
@@ -60,8 +68,10 @@ def _key(overrides: Iterable[str]) -> Key | None:
     return key if key[0] in OPTIMIZERS and key[1] in STAGES else None
 
 
-def _row(plan: Mapping[str, Any], published: tuple[float, float, float] | None) -> tuple[str, ...]:
-    allocated, reserved, seconds = max(plan["peak_memory_bytes"]), plan["reserved_memory_bytes"], plan["step_seconds"]
+def _row(
+    plan: Mapping[str, Any], reserved: int | None, published: tuple[float, float, float] | None
+) -> tuple[str, ...]:
+    allocated, seconds = max(plan["peak_memory_bytes"]), plan["step_seconds"]
     memory = _beside(reserved and reserved / 1e9, published and published[0], ".1f")
     return (f"{allocated / 1e9:.1f}", *memory, *_beside(seconds, published and published[1], ".2f"))
 

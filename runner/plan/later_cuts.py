@@ -138,7 +138,6 @@ def _most(parts: Sequence[MemoryPrediction], last: MemoryPrediction) -> MemoryPr
     """The memory whose peak is the largest, for each position and replica; states are those of the last cut."""
     replicas = max(len(each.of_replicas[0]) if each.of_replicas else 0 for each in parts)
     rows = [each.of_replicas or tuple((one,) * replicas for one in each.parts) for each in parts] if replicas else []
-    reserved = [each.reserved for each in parts if each.reserved is not None]
     return replace(
         last,
         parts=tuple(max(each, key=lambda one: one.total) for each in zip(*(one.parts for one in parts), strict=True)),
@@ -146,5 +145,4 @@ def _most(parts: Sequence[MemoryPrediction], last: MemoryPrediction) -> MemoryPr
             tuple(max(each, key=lambda one: one.total) for each in zip(*of_position, strict=True))
             for of_position in zip(*rows, strict=True)
         ),
-        reserved=max(reserved, default=None),
     )

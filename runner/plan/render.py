@@ -173,7 +173,6 @@ def _closing(plan: RunPlan) -> Iterator[str]:
     verdict = "fits" if plan.fits else "does not fit"
     peak, limit = format_bytes(plan.peak_memory_bytes[plan.fullest]), format_bytes(plan.limit_of(plan.fullest))
     yield f"{verdict}: at most {peak} of {limit}{' (rehearsed)' if plan.memory.is_rehearsed else ''}"
-    yield from _reserved(plan)
     yield from _host(plan)
     bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""
     yield f"step {format_seconds(time.step_seconds)} ({time.source}{_measured(plan)}){bubble}{_expected(time)}"
@@ -231,20 +230,6 @@ def _filling(plan: RunPlan) -> list[str]:
         f"{1 - time.bubble_ratio:.1%} of the time with {filling.work}'s work, "
         f"{time.utilisation_without_fills:.1%} without"
     ]
-
-
-def _reserved(plan: RunPlan) -> list[str]:
-    """What a device's allocator takes for the peak, and what follows where that is more than there is."""
-    reserved, limit = plan.memory.reserved, plan.limit_of(plan.fullest)
-    if reserved is None:
-        return []
-    line = f"torch's allocator reserves {format_bytes(reserved)}, with what it cannot reuse"
-    if reserved > limit:
-        line += (
-            f"; of {format_bytes(limit)} it gives back what is free and asks anew, which takes time and may fail: "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True lets it reuse more"
-        )
-    return [line]
 
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:

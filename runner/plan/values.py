@@ -119,7 +119,6 @@ class MemoryPrediction:
         parts: the parts of the device's memory; those of the fullest replica.
         host: bytes that are offloaded to the host's memory from a device with its own memory.
         states: bytes of weights, gradients and optimizer states between backwards.
-        reserved: bytes that torch's allocator reserves on a device at its peak; None if this is not predicted.
         of_replicas: the parts of each replica, for each pipe position; empty if all replicas have the same.
         is_rehearsed: whether the peaks were counted in a run on tensors without memory, and not derived.
     """
@@ -127,7 +126,6 @@ class MemoryPrediction:
     parts: tuple[MemoryParts, ...]
     host: tuple[int, ...] = ()
     states: tuple[StateBytes, ...] = ()
-    reserved: int | None = None
     of_replicas: tuple[tuple[MemoryParts, ...], ...] = ()
     is_rehearsed: bool = False
 
@@ -409,7 +407,6 @@ class RunPlan:
             **self._devices(),
             "peak_memory_bytes": list(self.peak_memory_bytes),
             **({"peak_memory_source": "rehearsed"} if self.memory.is_rehearsed else {}),
-            "reserved_memory_bytes": self.memory.reserved,
             "parts": [parts.as_dict() for parts in self.rank_parts],
             "step_seconds": self.time.step_seconds,
             "seconds_source": self.time.source,

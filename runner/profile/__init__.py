@@ -23,7 +23,6 @@ from runner.profile.layer import (
 from runner.profile.model import (
     NOTICEABLE_SHARE,
     ChangedState,
-    MemoryTrace,
     ModelProfile,
     OddWeight,
     OwnUpdate,
@@ -40,7 +39,6 @@ __all__ = [
     "GradientPeaks",
     "LayerMoves",
     "LayerProfile",
-    "MemoryTrace",
     "ModelProfile",
     "NOTICEABLE_SHARE",
     "OddWeight",

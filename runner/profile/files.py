@@ -17,7 +17,7 @@ from runner.profile.layer import (
     SharedPeaks,
     SplitBackward,
 )
-from runner.profile.model import ChangedState, MemoryTrace, ModelProfile, OddWeight, OwnUpdate, Rehearsal, SharedWeight
+from runner.profile.model import ChangedState, ModelProfile, OddWeight, OwnUpdate, Rehearsal, SharedWeight
 
 __all__ = ["PROFILE_FILE", "profile_from_json"]
 
@@ -29,7 +29,6 @@ def profile_from_json(text: str) -> ModelProfile:
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
     shared = tuple(map(_shared, document.pop("shared", ())))
-    trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
     own_update = document.pop("own_update", None)
     document["own_update"] = OwnUpdate(**own_update) if own_update is not None else None
@@ -49,18 +48,11 @@ def profile_from_json(text: str) -> ModelProfile:
     document["changed_states"] = tuple(ChangedState(**each) for each in document.pop("changed_states", ()))
     document.pop("first_backwards", None)  # a plan's own
     loss = _layer(document.pop("loss"))
-    return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
+    return ModelProfile(layers=layers, loss=loss, shared=shared, sample_shapes=shapes, **document)
 
 
 def _shared(document: dict[str, Any]) -> SharedWeight:
     return SharedWeight(**{**document, "layers": tuple(document["layers"]), "shape": tuple(document.get("shape", ()))})
-
-
-def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
-    if document is None:
-        return None
-    events = tuple((kind, number, value) for kind, number, value in document["events"])
-    return MemoryTrace(events, tuple(document["parameters"]), tuple(document["layers"]))
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:

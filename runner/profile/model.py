@@ -11,7 +11,6 @@ from runner.profile.layer import LayerProfile
 
 __all__ = [
     "ChangedState",
-    "MemoryTrace",
     "ModelProfile",
     "NOTICEABLE_SHARE",
     "OddWeight",
@@ -61,23 +60,6 @@ class OddWeight:
     dtype: str
     num_parameters: int
     trained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTrace:
-    """What the forward and backward of one micro-batch allocate and free, in order, as requests to an allocator.
-
-    Args:
-        events: ``("+", storage, bytes)`` allocated; ``("-", storage, 0)`` freed; ``("layer", layer, 0)`` the forward of
-            the layer has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)`` the
-            gradient of a parameter is complete, and only the parameter holds it.
-        parameters: elements of each trained parameter.
-        layers: the layer of each trained parameter.
-    """
-
-    events: tuple[tuple[str, int, int], ...]
-    parameters: tuple[int, ...]
-    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +142,6 @@ class ModelProfile:
         shared: weights of several layers; a rank holds one copy for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
         own_update: what updates of an optimizer make and drop that does not describe itself; None: its kind says it.
-        trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
         compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
             its messages; 0 if it was not measured.
@@ -212,7 +193,6 @@ class ModelProfile:
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0
     own_update: OwnUpdate | None = None
-    trace: MemoryTrace | None = None
     sample_shapes: tuple[tuple[int, ...], ...] = ()
     compression_seconds_per_byte: float = 0.0
     compression_waiting_bytes: float = 0.0

@@ -41,10 +41,9 @@ from runner.optim.catalogue.registry import compression_of
 from runner.plan.collector import collector_paused
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
-from runner.plan.memory.reserved import predicts_reserved
 from runner.plan.rules.tensors import other_format_problem
 from runner.plan.time.estimate import with_estimated_seconds
-from runner.profile import MemoryTrace, ModelProfile, SharedWeight
+from runner.profile import ModelProfile, SharedWeight
 from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
 from runner.profiling.changed_states import ChangedStates
@@ -55,7 +54,6 @@ from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.logits import load_part
 from runner.profiling.meet import is_tried_here
-from runner.profiling.memory_trace import trace_memory
 from runner.profiling.odd_tensors import OddTensors
 from runner.profiling.optimizer_figures import fill_profiler_of, optimizer_figures, state_bytes_of
 from runner.profiling.parts import part_problems
@@ -77,7 +75,6 @@ __all__ = [
     "profile_model",
     "samples_of",
     "telling_model_problems",
-    "trace_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -290,7 +287,7 @@ def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: b
         if model.division is not None and model.division.divides:  # what is found in traces is checked there
             raise_problems(part_problems(config, model, fake_inputs))
     raise_problems(_without_effect(config, model))
-    return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
+    return profile
 
 
 def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) -> ModelProfile:
@@ -318,13 +315,6 @@ def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) ->
         divided_logits=model.division.logits,
         gathered_logits=model.division.gathered,
     )
-
-
-def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
-    """Record what a micro-batch allocates, on fake tensors. Raises any error of the model's code on fake tensors."""
-    with faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
-        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        return trace_memory(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
 
 
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:

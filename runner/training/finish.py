@@ -235,7 +235,7 @@ def _measured(
         | _moved(lines)
         | _slowest(measures, timed)
         | _states(record, plan, measures)
-        | _reserved(plan, measures),
+        | _reserved(measures),
     )
 
 
@@ -273,12 +273,12 @@ def _states(record: RunRecord, plan: RunPlan, measures: Sequence[RankMeasures]) 
     return {"state_bytes": {"predicted": list(plan.state_bytes), "measured": counted}}
 
 
-def _reserved(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
-    """What each device's allocator reserved at its peak, beside the prediction, which is that of the largest rank."""
+def _reserved(measures: Sequence[RankMeasures]) -> dict[str, Any]:
+    """What each device's allocator reserved at its peak, by global rank."""
     measured = [rank.reserved_bytes for rank in measures]
     if not _took_steps(measures) or any(each is None for each in measured):
         return {}
-    return {"reserved_bytes": {"predicted": plan.memory.reserved, "measured": measured}}
+    return {"reserved_bytes": {"measured": measured}}
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_the_json_document_has_the_contracts_keys() -> None:
     }  # fmt: skip
     assert set(document) == contract | {
         "advice", "in_flight_microbatches", "host_memory_bytes", "host_memory_limit_bytes", "state_bytes",
-        "reserved_memory_bytes", "schedule", "microbatches", "chunks", "parameters", "trained_parameters", "layers",
+        "schedule", "microbatches", "chunks", "parameters", "trained_parameters", "layers",
         "input_shapes", "samples_per_step", "tokens_per_step", "samples_per_second", "tokens_per_second", "mfu",
         "bytes_moved", "offload_seconds", "step_seconds_expected",
     }  # fmt: skip

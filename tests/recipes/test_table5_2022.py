@@ -8,9 +8,8 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.model.data import example_batch
-from runner.profile import MemoryTrace
-from runner.profiling.model import trace_of
 from runner.recipes.benchmarks import table5_2022
+from runner.recipes.benchmarks.memory_trace import MemoryTrace, trace_of
 from runner.recipes.benchmarks.table5_2022 import predicted
 from runner.recipes.rudalle import table5
 from runner.recipes.rudalle.table5 import PUBLISHED, STAGES

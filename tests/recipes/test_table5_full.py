@@ -10,9 +10,10 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.model.data import example_batch
-from runner.optim.catalogue.registry import OPTIMIZERS
-from runner.plan.memory.reserved import predict_reserved
-from runner.profiling.model import trace_of
+from runner.recipes.benchmarks import reserved as reserved_module
+from runner.recipes.benchmarks.memory_trace import trace_of
+from runner.recipes.benchmarks.reserved import predict_reserved
+from runner.recipes.rudalle import table5_full
 from runner.recipes.rudalle.table5 import PUBLISHED
 from runner.recipes.rudalle.table5_claims import ordering_rows
 from runner.recipes.rudalle.table5_full import errors, plan_report, skill
@@ -30,15 +31,20 @@ def trace() -> Any:
 
 @pytest.fixture(scope="module")
 def reserved(trace: Any) -> Any:
-    return {
-        key: predict_reserved(cell(*key), trace, temporaries=OPTIMIZERS[key[0]].temporaries) or 0 for key in PUBLISHED
-    }
+    return {key: predict_reserved(cell(*key), trace) or 0 for key in PUBLISHED}
 
 
 def test_the_trace_is_of_the_whole_model(trace: Any) -> None:
     assert sum(trace.parameters) == 1_310_410_880
     assert sorted(number for kind, number, _ in trace.events if kind == "layer") == list(range(26))
     assert len([1 for kind, *_ in trace.events if kind == "gradient"]) == len(trace.parameters)
+
+
+def test_each_plans_reserved_memory_is_predicted_from_one_trace(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserved_module, "trace_of", lambda *_: trace)
+    words = ["recipe=rudalle_table5_full", "optimizer=adam", "zero.stage=1"]
+    plan: dict[str, Any] = {"overrides": words, "peak_memory_bytes": [60e9], "step_seconds": 0.475}
+    assert plan_report([plan])["rows"][0][3:6] == ("55.1", "61.6", "-10.5%")
 
 
 @pytest.mark.costly
@@ -62,12 +68,13 @@ def test_orderings_of_the_papers_memory_are_predicted(reserved: Any) -> None:
 def test_with_little_buckets_less_is_reserved(trace: Any) -> None:
     config = cell("adam", 2)
     little = replace(config, zero=replace(config.zero, bucket_elements=50_000_000))
-    many, few = (predict_reserved(one, trace, temporaries=2) or 0 for one in (config, little))
+    many, few = (predict_reserved(one, trace) or 0 for one in (config, little))
     assert 1.5 * 4 * 450_000_000 < many - few < 3 * 4 * 450_000_000
 
 
-def test_the_report_says_of_each_cell_how_far_it_is_off() -> None:
-    plan: dict[str, Any] = {"peak_memory_bytes": [60e9], "reserved_memory_bytes": 66.215e9, "step_seconds": 0.475}
+def test_the_report_says_of_each_cell_how_far_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table5_full, "reserved_by_request", lambda _: {("adam", 0): 66.215e9})
+    plan: dict[str, Any] = {"peak_memory_bytes": [60e9], "step_seconds": 0.475}
     refused: dict[str, Any] = {"problems": ["zero.stage = 1: no"]}
     made = plan_report(
         [
@@ -92,14 +99,9 @@ def test_skill_is_over_the_mean_of_the_papers_cells() -> None:
     assert skill({("adam", 0): 1.0}, 0, 1.0) is None
 
 
-def test_the_report_tells_skill_and_what_each_stage_changes() -> None:
+def test_the_report_tells_skill_and_what_each_stage_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table5_full, "reserved_by_request", lambda _: {("adam", 0): 67.3e9, ("adam", 1): 55.1e9})
     plan: dict[str, Any] = {"peak_memory_bytes": [60e9], "step_seconds": 0.475}
-    cells = {"0": 67.3e9, "1": 55.1e9}
-    found = plan_report(
-        [
-            {"overrides": ["optimizer=adam", f"zero.stage={s}"], **plan, "reserved_memory_bytes": b}
-            for s, b in cells.items()
-        ]
-    )
+    found = plan_report([{"overrides": ["optimizer=adam", f"zero.stage={stage}"], **plan} for stage in (0, 1)])
     assert "Adam, ZeRO 0 to 1: -12.2 GB, paper -8.1" in found["notes"]
     assert any(note.startswith("reserved memory: skill over the paper's mean") for note in found["notes"])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from runner.config.precision import PRECISIONS
 from runner.plan.draft.draft import Draft
 from runner.plan.memory.predict import predict_memory
-from runner.plan.memory.reserved import predict_reserved
 from runner.plan.reductions import reductions
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
@@ -41,7 +40,7 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
     if config.offload.drive is not None:
         predicted = replace(predicted, host=_without_files(draft, predicted.host, figures))
     steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)
-    predicted = replace(
+    return replace(
         predicted,
         parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts)),
         of_replicas=tuple(
@@ -49,7 +48,6 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
             for rank, own in enumerate(predicted.of_replicas)
         ),
     )
-    return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
 
 
 def _without_files(draft: Draft, host: Sequence[int], figures: Sequence[StageFigures]) -> tuple[int, ...]:

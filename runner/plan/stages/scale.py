@@ -44,7 +44,6 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         input_bytes=_bytes(profile.input_bytes, ratio),
         target_bytes=_bytes(profile.target_bytes, ratio),
         cast_bytes=_bytes(profile.cast_bytes, ratio),
-        trace=None,  # it cannot be scaled, because only some of its tensors grow with the samples
         rehearsals=(),
     )
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_make import planned
 
-from runner.plan.memory.caching_allocator import CachingAllocator
-from runner.plan.render import to_table
+from runner.recipes.benchmarks.caching_allocator import CachingAllocator
 
 MIB = 1 << 20
 
@@ -76,13 +73,3 @@ def test_whatever_comes_and_goes_all_of_it_is_free_in_the_end() -> None:
     assert memory.allocated == 0
     memory.empty_cache()
     assert memory.reserved == 0  # so that every block joined its neighbours
-
-
-def test_a_reservation_above_the_limit_says_what_follows() -> None:
-    plan = planned()
-
-    def told(reserved: int) -> str:
-        return to_table(replace(plan, memory=replace(plan.memory, reserved=reserved)), width=200)
-
-    assert "torch's allocator reserves 999 MB, with what it cannot reuse\n" in told(999 * 10**6)
-    assert "torch's allocator reserves 1.50 GB, with what it cannot reuse; of 1.00 GB it gives back" in told(15 * 10**8)

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from runner.config.schema import RunConfig
 from runner.model.boundary import num_samples
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import LayerSource
 from runner.model.live_tracker import LiveTracker
-from runner.model.precision import autocasting, cast_module, for_loss, to_precision
-from runner.profile import MemoryTrace
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
+from runner.profiling.model import faked
 
-__all__ = ["trace_memory"]
+__all__ = ["MemoryTrace", "trace_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What the forward and backward of one micro-batch allocate and free, in order, as requests to an allocator.
+
+    Args:
+        events: ``("+", storage, bytes)`` allocated; ``("-", storage, 0)`` freed; ``("layer", layer, 0)`` the forward of
+            the layer has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)`` the
+            gradient of a parameter is complete, and only the parameter holds it.
+        parameters: elements of each trained parameter.
+        layers: the layer of each trained parameter.
+    """
+
+    events: tuple[tuple[str, int, int], ...]
+    parameters: tuple[int, ...]
+    layers: tuple[int, ...]
 
 
 class _Recorder(LiveTracker):  # type: ignore[no-untyped-call]
@@ -54,19 +73,22 @@ class _Recorder(LiveTracker):  # type: ignore[no-untyped-call]
         return hook
 
 
-def trace_memory(
+def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
+    """Record what a micro-batch allocates, on fake tensors. Raises any error of the model's code on fake tensors."""
+    with faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        return _recorded(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
+
+
+def _recorded(
     sources: Sequence[LayerSource],
     inputs: Any,
     targets: Any,
     loss: LossFunction,
     dtype: torch.dtype,
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | None,
 ) -> MemoryTrace:
-    """Record one micro-batch of fake tensors; all layers are built at once.
-
-    Args:
-        sources, inputs, targets, loss, dtype, autocast: see :func:`runner.profiling.model.profile_layers`.
-    """
+    """The trace of one micro-batch of fake tensors; all layers are built at once."""
     modules = [cast_module(source.build(), dtype) for source in sources]
     owned = _trained(modules)
     recorder = _Recorder()

@@ -1,6 +1,6 @@
 """Predicts how much memory torch's allocator reserves on a device under ZeRO, by a simulation of a few steps.
 
-All allocations of one rank are simulated. Those of the forward and backward come from the profile's trace. To these,
+All allocations of one rank are simulated. Those of the forward and backward come from a trace. To these,
 the simulation adds the buffers of the runner and DeepSpeed 0.19.8: flat partitions, buckets and their flat copies, and
 gathered weights. More memory is reserved than is ever allocated at once, because a freed block can only be used for
 requests that fit into it.
@@ -12,17 +12,20 @@ CUDA's context and NCCL is not counted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
+from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import MOST_PREFETCHED
 from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
-from runner.plan.memory.caching_allocator import CachingAllocator
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.zero import FLATTENED, MOST_GATHERED
-from runner.profile import MemoryTrace
+from runner.profiling.model import example_microbatch
+from runner.recipes.benchmarks.caching_allocator import CachingAllocator
+from runner.recipes.benchmarks.memory_trace import MemoryTrace, trace_of
 
 __all__ = [
     "Rank",
@@ -31,53 +34,64 @@ __all__ = [
     "SharedStates",
     "SharedWeights",
     "predict_reserved",
-    "predicts_reserved",
+    "reserved_by_request",
 ]
+
+K = TypeVar("K", bound=Hashable)
 
 _STEPS = 3  # the second step has the optimizer's states; after the third, nothing new is reserved
 _WIDE = 4
 _UNKNOWN_VALUES = 2.0  # values per element, as of Adam, for an optimizer whose number of values is not known
 
 
-def predicts_reserved(config: RunConfig) -> bool:
-    """Whether a request can be simulated: ZeRO with one stage on an accelerator, one micro-batch, no recomputation."""
+def _is_simulated(config: RunConfig) -> bool:
+    """Whether a request under ZeRO has one stage on an accelerator, one micro-batch and no recomputation."""
     plain = (
         config.activation_checkpoint.name == "none" and config.offload.activations == config.offload.weights == "none"
     )
     whole = config.parallelism.pipeline * config.parallelism.tensor * config.schedule.microbatches == 1
     there = config.offload.parameters == "none" and config.offload.delay_from is None and not config.compile
-    return config.zero.stage is not None and plain and whole and there and on_accelerator(config)
+    return plain and whole and there and on_accelerator(config)
 
 
 def predict_reserved(
-    config: RunConfig,
-    trace: MemoryTrace | None,
-    *,
-    temporaries: int,
-    stages: Sequence[type[Rank]] | None = None,
+    config: RunConfig, trace: MemoryTrace | None = None, *, stages: Sequence[type[Rank]] | None = None
 ) -> int | None:
     """The peak of the reserved bytes; None if the request cannot be simulated.
 
     Args:
         config: the request.
-        trace: the trace of the step's only micro-batch, or None.
-        temporaries: number of temporary tensors, each as large as the updated weights, of one optimizer update.
+        trace: the trace of the step's only micro-batch; None: it is recorded here.
         stages: what a rank allocates under each stage of ZeRO, 0 to 3; default: what it does here.
     """
-    if trace is None or not predicts_reserved(config):
+    if config.zero.stage is None or not _is_simulated(config):
         return None
-    assert config.zero.stage is not None
     rules = stages or (Replicated, SharedStates, SharedStates, SharedWeights)
-    rank = rules[config.zero.stage](config, trace, temporaries)
+    rank = rules[config.zero.stage](config, trace or trace_of(config, *example_microbatch(config)))
     for _ in range(_STEPS):
         rank.step()
     return rank.memory.most_reserved
 
 
+def reserved_by_request(requests: Mapping[K, Sequence[str]]) -> dict[K, int]:
+    """The peak of the reserved bytes of each request that can be simulated.
+
+    Args:
+        requests: overrides by any key; all have the same model, data and precision, so that one trace is enough.
+    """
+    configs = {key: resolve(list(overrides)) for key, overrides in requests.items()}
+    if not configs:
+        return {}
+    first = next(iter(configs.values()))
+    trace = trace_of(first, *example_microbatch(first))
+    found = {key: predict_reserved(config, trace) for key, config in configs.items()}
+    return {key: num_bytes for key, num_bytes in found.items() if num_bytes is not None}
+
+
 class Rank:
     """The allocations of one rank. Subclasses add what is allocated besides the trace."""
 
-    def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
+    def __init__(self, config: RunConfig, trace: MemoryTrace) -> None:
         self.memory = CachingAllocator()
         self.trace = trace
         self.stage = config.zero.stage
@@ -86,8 +100,8 @@ class Rank:
         self.elements = sum(trace.parameters)
         self.bucket = min(config.zero.bucket_elements, self.elements)
         self.offloaded = config.offload.optimizer != "none"
-        self.temporaries = temporaries
         self.kind = optimizer_of(config.optimizer)
+        self.temporaries = self.kind.temporaries
         self._momentum = self.kind.keeps_momentum(config.optimizer)
         self._names = itertools.count()
         self._steps = 0
@@ -221,9 +235,9 @@ class SharedStates(Shared):
     _filled = 0  # number of elements in the bucket
     _own: Hashable | None = None  # this rank's partition of the gradients
 
-    def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
+    def __init__(self, config: RunConfig, trace: MemoryTrace) -> None:
         self._waiting: dict[int, Hashable] = {}  # gradients that are to be reduced after the backward, by parameter
-        super().__init__(config, trace, temporaries)
+        super().__init__(config, trace)
 
     def prepare(self) -> None:
         self.hold(self.part * self.replicas * self.width)
