@@ -460,7 +460,11 @@ class Engine:
         return window
 
     def rehearse(
-        self, batch: StepBatch, windows: int, again: Callable[[Timeline], int] = lambda measured: 0
+        self,
+        batch: StepBatch,
+        windows: int,
+        again: Callable[[Timeline], int] = lambda measured: 0,
+        any_rank: Callable[[bool], bool] = bool,
     ) -> Timeline:
         """Run training windows without their update, to measure; nothing changes, see :meth:`unchanged`.
 
@@ -468,12 +472,13 @@ class Engine:
             batch: this rank's part of the batch of every window.
             windows: how many to run.
             again: how many to run after them, by their times; the same number on all ranks.
+            any_rank: whether something holds on any rank: all run one window more if one of them copies tensors in it.
 
         Returns:
             the times of the windows that ran last, which are not in the engine's own timeline.
         """
         with self.unchanged() as kept:
-            if kept.copies_late:
+            if any_rank(kept.copies_late):
                 with kept.first_run():
                     self._rehearsed(batch, 1)
             measured = self._rehearsed(batch, windows)

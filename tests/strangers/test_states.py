@@ -21,6 +21,7 @@ from runner.model.kept_state import KeptState
 from runner.model.layers import Part, StageModule
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
+from runner.training.measure.prediction import _rehearsed
 
 STEPS = 3
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -120,6 +121,39 @@ def test_what_is_too_large_to_be_copied_is_copied_before_it_is_changed(kind: str
 
 WRITTEN_ARRAYS = 16
 """Enough for the array of :class:`stateful.Plain`, and for no weight."""
+
+
+def test_ranks_rehearse_as_often_if_one_alone_has_too_much_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.engine.engine.KeptState", partial(KeptState, most_bytes=1600))
+    made = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 3))
+    batch = batches(0, 8)[0]
+
+    def run(transport: ThreadTransport) -> tuple[bool, int]:
+        engine = make_engine(
+            made, cross_entropy, transport, schedule="1f1b", pipeline=2, data=1, count=2, optimizer=SGD
+        )
+        with engine.unchanged() as kept:
+            late = kept.copies_late
+        strategy: Any = _Together(transport)
+        return late, len(_rehearsed(strategy, engine, part_of(batch, transport, 2, 1)).steps)
+
+    (first, windows), (second, others) = run_ranks(2, run)
+    assert (first, second) == (True, False)
+    assert windows == others > 0
+
+
+class _Together:
+    """What a rehearsal asks of a strategy.
+
+    Args:
+        transport: between two ranks.
+    """
+
+    def __init__(self, transport: ThreadTransport) -> None:
+        self._transport = transport
+
+    def all_gather_objects(self, value: float) -> list[float]:
+        return [float(each) for each in self._transport.all_gather(torch.tensor([float(value)]), (0, 1))]
 
 
 def test_weights_that_a_later_run_changes_are_told() -> None:

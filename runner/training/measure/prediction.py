@@ -102,7 +102,10 @@ def _rehearsed(strategy: EngineStrategy, engine: Engine, batch: StepBatch) -> Ti
         windows = min(_MOST_WINDOWS, int(_MOST_SECONDS / longest)) if longest > 0 else _MOST_WINDOWS
         return windows if windows > _FEWEST_WINDOWS else 0
 
-    return engine.rehearse(batch, _FEWEST_WINDOWS, again)
+    def any_rank(holds: bool) -> bool:
+        return any(strategy.all_gather_objects(holds))
+
+    return engine.rehearse(batch, _FEWEST_WINDOWS, again, any_rank)
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
