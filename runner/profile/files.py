@@ -69,7 +69,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     reads = document.pop("reads", None)
-    writes = tuple(document.pop("writes", ()))
+    writes, unreached = tuple(document.pop("writes", ())), tuple(document.pop("unreached", ()))
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
@@ -93,6 +93,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         handed_backward_bytes=handed,
         fills=fills,
         trained_shapes=shapes,
+        unreached=unreached,
         shared_peaks=None if peaks is None else SharedPeaks(**peaks),
         gradient_peaks=None if of_gradients is None else GradientPeaks(**of_gradients),
     )

@@ -322,6 +322,7 @@ class LayerProfile:
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
         trained_shapes: the shapes of its trainable parameters; empty = not known.
+        unreached: the places, among ``trained_shapes``, of parameters that no gradient reaches, whatever the data are.
         elsewhere_bytes: the gradient of the largest matrix among them that ranks divide, without this rank's part.
         moves: what is moved to the host's memory and back. A measured profile has none;
             :func:`runner.memory.solve.adjust.adjusted` writes it.
@@ -378,6 +379,7 @@ class LayerProfile:
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
+    unreached: tuple[int, ...] = ()
     elsewhere_bytes: int = 0
     moves: LayerMoves = LayerMoves()
     copied_bytes: int = 0
@@ -400,6 +402,12 @@ class LayerProfile:
         if self.trained_shapes:
             return sum(map(math.prod, self.trained_shapes))
         return self.num_parameters if self.gradient_bytes else 0
+
+    @property
+    def unreached_bytes(self) -> int:
+        """Gradients, which are zero, of its trainable parameters that no gradient reaches."""
+        elements = sum(math.prod(self.trained_shapes[at]) for at in self.unreached)
+        return elements * self.gradient_bytes // self.num_trained if elements else 0
 
     @property
     def has_running_statistics(self) -> bool:

@@ -135,6 +135,8 @@ class ModelProfile:
         seconds_source: where the seconds come from.
         optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
             16-bit weights are included.
+        states_per_gradient_byte: the part of them that the optimizer makes only with a weight's first gradient, so that
+            a weight that none reaches has none; 0 = not known, or made at once.
         optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
         tokens_per_sample: for tokens/s; None if a sample is not a sequence of tokens.
         master_bytes_per_gradient_byte: fp32 master weights; 0 if the optimizer updates the weights themselves. A
@@ -189,6 +191,7 @@ class ModelProfile:
     optimizer_bytes_per_gradient_byte: float
     optimizer_seconds_per_byte: float
     tokens_per_sample: int | None = None
+    states_per_gradient_byte: float = 0.0
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0

@@ -172,12 +172,24 @@ def scan_backward(
 
 
 @contextmanager
-def having_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within the context, parameters have gradients; a run allocates them permanently, so only temporaries count."""
+def having_gradients(trained: Sequence[nn.Parameter]) -> Iterator[Callable[[], list[nn.Parameter]]]:
+    """Within the context, parameters have gradients; a run allocates them permanently, so only temporaries count.
+
+    Yields:
+        a function that returns the parameters whose gradients nothing in the context has changed so far.
+    """
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
+    given = [(id(parameter.grad), parameter.grad._version) for parameter in trained if parameter.grad is not None]
+
+    def unreached() -> list[nn.Parameter]:
+        pairs = zip(trained, given, strict=True)
+        return [
+            each for each, before in pairs if each.grad is not None and (id(each.grad), each.grad._version) == before
+        ]
+
     try:
-        yield
+        yield unreached
     finally:
         for parameter in trained:
             parameter.grad = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ def profile_call(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     own_gradients = trained if not shared else []
     keeping = keeping_peaks(function, value, tracker, own_gradients) if own_gradients else None
-    with having_gradients(trained):
+    with having_gradients(trained) as unreached:
         chained = scan_backward(whole_backward, function, value, tracker, asks=True, trained=own_gradients)
         given = map_tensors(as_leaf, value)
         scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
@@ -113,6 +113,7 @@ def profile_call(
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
             stopped_forward_bytes=forward.stopped_bytes,
             shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
+            unreached=_places(set(unreached()) - set(shared), trained),
         )
     return map_tensors(as_leaf, output), row
 
@@ -133,6 +134,10 @@ def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor
         "trained_shapes": tuple(tuple(parameter.shape) for parameter in trained),
         "elsewhere_bytes": max(map(_elsewhere_bytes, trained), default=0),
     }
+
+
+def _places(some: Collection[nn.Parameter], parameters: Sequence[nn.Parameter]) -> tuple[int, ...]:
+    return tuple(at for at, parameter in enumerate(parameters) if parameter in some)
 
 
 def _elsewhere_bytes(parameter: nn.Parameter) -> int:

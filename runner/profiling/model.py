@@ -35,7 +35,7 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, of_whole_model
 from runner.model.modes import num_evaluating
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
-from runner.model.seeds import seeded
+from runner.model.seeds import drawn_so_far, seeded
 from runner.model.ties import find_ties, tied_parameters, tied_places
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.collector import collector_paused
@@ -279,15 +279,26 @@ def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None
 def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool, mode: Any = None) -> ModelProfile:
     with faked(config, inputs, targets, by_values=by_values, mode=mode) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        states = state_bytes_of(config, dtype)
+        states, before = state_bytes_of(config, dtype), drawn_so_far()
         profile = profile_layers(
             model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, fill_profiler_of(config)
         )
+        if by_values or model.step is not None or before != drawn_so_far():
+            profile = _may_reach_all(profile)
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:  # what is found in traces is checked there
             raise_problems(part_problems(config, model, fake_inputs))
     raise_problems(_without_effect(config, model))
     return profile
+
+
+def _may_reach_all(profile: ModelProfile) -> ModelProfile:
+    """The profile of layers whose next backward may reach other weights, such as those of an expert.
+
+    Fake tensors have no values. So, where layers run on them, what a backward reaches depends on nothing but the shapes
+    of the batch, unless the layers draw numbers of Python or NumPy, remember earlier batches, or are changed by others.
+    """
+    return replace(profile, layers=tuple(replace(row, unreached=()) for row in profile.layers))
 
 
 def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) -> ModelProfile:
@@ -325,6 +336,7 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         states = state_bytes_of(config, dtype)
         profiler = fill_profiler_of(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
+        profile = _may_reach_all(profile)
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:
             raise_problems(part_problems(config, model, inputs))
@@ -426,7 +438,7 @@ def profile_layers(
         lose = partial(checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)
-    return ModelProfile(
+    profile = ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
         sizes_vary=sizes_vary,
@@ -447,6 +459,7 @@ def profile_layers(
         changed_states=tuple(changed.found),
         in_evaluation=in_evaluation,
     )
+    return _may_reach_all(profile) if sizes_vary or changed.found else profile
 
 
 def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:

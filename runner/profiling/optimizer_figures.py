@@ -46,6 +46,7 @@ def optimizer_figures(config: RunConfig, profile: ModelProfile) -> dict[str, Any
     return {
         "own_update": own[1] if own else _own_update(config),
         "optimizer_bytes_per_gradient_byte": states,
+        "states_per_gradient_byte": _late_states(config, master),
         "master_bytes_per_gradient_byte": master,
         "optimizer_constant_bytes": _table_bytes(config, profile),
     }
@@ -69,6 +70,15 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype, own: float | None = Non
     average = wide if config.trainer.ema_decay is not None else 0.0
     states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
     return states + average, master
+
+
+def _late_states(config: RunConfig, master: float) -> float:
+    """Bytes per byte of gradient of states that are made with a weight's first gradient, without what is always there.
+
+    torch's own optimizers make them so, those with ``by_weight``; of others it is not known.
+    """
+    is_known = optimizer_of(config.optimizer).by_weight and config.optimizer.target is None
+    return state_bytes_per_gradient_byte(config.optimizer, master) - master if is_known else 0.0
 
 
 def state_bytes_of(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Size], int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from runner.config.precision import weight_widths
 from runner.config.schema import RunConfig
@@ -128,7 +128,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     degrees = config.parallelism
     layout = Layout(degrees.pipeline, degrees.data, degrees.tensor)
     step = config.data.batch_size, degrees.data, config.schedule.parts
-    profile = for_samples(profile, batches.largest_microbatch(*step))
+    profile = _with_states_that_are_made(config, for_samples(profile, batches.largest_microbatch(*step)), schedule)
     local_ranks = machine.local_ranks or ranks_of_a_node(config)
     prediction, network = prediction_of(config, schedule), network_of(config, machine.link)
     return Draft(
@@ -152,6 +152,20 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         devices=devices_of(config),
         cores=machine.cores,
     )
+
+
+def _with_states_that_are_made(config: RunConfig, profile: ModelProfile, schedule: Schedule) -> ModelProfile:
+    """The profile, without what it knows of weights that no gradient reaches if they may have states nevertheless.
+
+    ZeRO keeps states of flat parts. A compressor gives gradients to all weights, a weight that moves to the host or has
+    several copies takes its states along, and a callback may change the model.
+    """
+    offload, order = config.offload, config.schedule
+    elsewhere = any(each != "none" for each in (offload.optimizer, offload.parameters, offload.weights))
+    as_one = config.zero.stage is None and config.compression.name == "none" and not (elsewhere or config.callbacks)
+    if as_one and not (order.post_validation or schedule.is_asynchronous or schedule.own_weights):
+        return profile
+    return replace(profile, layers=tuple(replace(each, unreached=()) for each in profile.layers))
 
 
 def _shared_cores(config: RunConfig, machine: Machine) -> SharedCores | None:

@@ -20,7 +20,7 @@ from runner.plan.planners.joint import divisors
 from runner.plan.planners.values import Device, Division, HostUpdate, Order, PlanningProblem
 from runner.plan.planners.ways import lines, merged, moved_ways, ways_to_keep
 from runner.plan.requested_schedule import executed_schedule
-from runner.plan.stages.figures import state_bytes
+from runner.plan.stages.figures import layer_state_bytes
 from runner.plan.stages.scale import between, for_samples
 from runner.plan.time.zero import host_update_seconds_per_byte
 from runner.profile import ModelProfile
@@ -310,7 +310,6 @@ def _division(
     rows = [draft.profile for draft in drafts]
     whole = rows[0]
     merged_rows = [merged(each.layers, each.loss) for each in rows]
-    ratio = whole.optimizer_bytes_per_gradient_byte
     last = len(whole.layers) - 1
     kept = ways_to_keep(config, drafts, given)
     moves = _moving(config) if drafts[0].needs.accelerated and _is_free("offload", given) else None
@@ -319,7 +318,7 @@ def _division(
         forward=lines(rows, [[layer.forward_seconds for layer in each] for each in merged_rows]),
         weight=tuple(float(layer.weight_bytes) for layer in merged_rows[0]),
         gradient=tuple(float(layer.gradient_bytes) for layer in merged_rows[0]),
-        state=tuple(float(state_bytes(layer, ratio)) for layer in whole.layers),
+        state=tuple(layer_state_bytes(layer, whole) for layer in whole.layers),
         boundary=tuple(
             0.0 if at == last else layer.output_bytes / whole.samples for at, layer in enumerate(whole.layers)
         ),

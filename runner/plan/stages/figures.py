@@ -13,7 +13,7 @@ from runner.plan.stages.ranges import RangeMaximum, prefix
 from runner.plan.stages.split import SplitRanges
 from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
-__all__ = ["LayerRanges", "StageFigures", "held_output", "stage_figures", "state_bytes"]
+__all__ = ["LayerRanges", "StageFigures", "held_output", "layer_state_bytes", "stage_figures", "state_bytes"]
 
 Pairs = tuple[tuple[int, int], ...]
 _STATES = ("weight", "gradient", "optimizer")
@@ -128,8 +128,7 @@ class LayerRanges:
         self._cast_bytes = profile.cast_bytes
         self._weights = prefix(layer.weight_bytes for layer in chain)
         self._gradients = prefix(layer.gradient_bytes for layer in chain)
-        ratio = profile.optimizer_bytes_per_gradient_byte
-        self._states = list(accumulate((state_bytes(layer, ratio) for layer in chain), initial=0.0))
+        self._states = list(accumulate((layer_state_bytes(layer, profile) for layer in chain), initial=0.0))
         self._saved = saved = prefix(layer.saved_bytes for layer in chain)
         self._copied = prefix(layer.copied_bytes for layer in chain)
         self._forward_seconds = _sums(layer.forward_seconds for layer in chain)
@@ -317,6 +316,12 @@ def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
     return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
 
 
+def layer_state_bytes(layer: LayerProfile, profile: ModelProfile) -> float:
+    """The bytes of the optimizer's states for a layer of a profile, of whose weights some may have none."""
+    late = profile.states_per_gradient_byte * layer.unreached_bytes if layer.optimizer_bytes is None else 0.0
+    return state_bytes(layer, profile.optimizer_bytes_per_gradient_byte) - late
+
+
 def _updates(chain: Sequence[LayerProfile]) -> list[Pairs]:
     """For each layer, its parameters with those that are updated before them, as :attr:`StageFigures.updates`."""
     found: list[Pairs] = []
@@ -330,16 +335,19 @@ def _updates(chain: Sequence[LayerProfile]) -> list[Pairs]:
 
 def _largest(layer: LayerProfile) -> int:
     """The bytes of the gradient of the largest parameter that is updated on the device."""
+    if layer.unreached_bytes and not layer.home_gradient_bytes:
+        return max(_parameter_bytes(layer), default=0)
     largest = layer.largest_parameter_bytes or layer.gradient_bytes
     return min(largest, layer.gradient_bytes - layer.home_gradient_bytes) if layer.home_gradient_bytes else largest
 
 
 def _parameter_bytes(layer: LayerProfile) -> list[int]:
-    """The bytes of the gradients of its parameters, in order; of one, where only the largest is known."""
+    """The bytes of the gradients of its parameters that are updated, in order; of one, if only the largest is known."""
     numbers = [math.prod(shape) for shape in layer.trained_shapes]
     if layer.home_gradient_bytes or not any(numbers):
         return [_largest(layer)] if _largest(layer) else []
-    return [number * layer.gradient_bytes // sum(numbers) for number in numbers]
+    updated = (number for at, number in enumerate(numbers) if at not in layer.unreached)
+    return [number * layer.gradient_bytes // sum(numbers) for number in updated]
 
 
 def _not_exceeded(some: Pairs, others: Pairs) -> Pairs:
