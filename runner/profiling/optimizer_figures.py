@@ -87,9 +87,10 @@ def state_bytes_of(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Siz
     It counts what :func:`_state_ratios` counts.
     """
     kind = optimizer_of(config.optimizer)
-    if kind.profiler is not None:
+    count = kind.count_bytes
+    if kind.profiler is not None or (count and kind.state_bytes is None):
         per_byte = _state_ratios(config, dtype)[0]
-        return lambda shape: math.ceil(per_byte * dtype.itemsize * shape.numel())
+        return lambda shape: math.ceil(per_byte * dtype.itemsize * shape.numel()) + count
     wide = torch.float32.itemsize
     masters = PRECISIONS[config.precision.name].master_weights
     copies = wide * (masters + (config.trainer.ema_decay is not None))
@@ -103,7 +104,7 @@ def state_bytes_of(config: RunConfig, dtype: torch.dtype) -> Callable[[torch.Siz
         return None
     # Compression errors of a 1-bit optimizer: of all that a rank sends, and of its chunk of the average.
     errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
-    return lambda shape: own(shape.numel()) + math.ceil((copies + errors) * shape.numel())
+    return lambda shape: own(shape.numel()) + math.ceil((copies + errors) * shape.numel()) + count
 
 
 def _observing(config: RunConfig, averaged: int, masters: bool, dtype: torch.dtype) -> Callable[[torch.Size], int]:

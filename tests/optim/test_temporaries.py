@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import temporary_bytes
 from runner.plan.stages.figures import stage_figures
+from runner.profiling.optimizer_figures import _state_ratios, state_bytes_of
 from runner.profiling.own_updates import observed_update
 
 SIDE = 128
@@ -75,6 +77,23 @@ def test_a_step_makes_and_drops_what_its_kind_says(name: str, weight_decay: floa
         assert measured <= (1 + share) * predicted + SCALARS, shapes
         if name not in BOUNDED:
             assert measured >= (1 - share) * predicted - SCALARS, shapes
+
+
+@pytest.mark.parametrize("name", [*EXACT, *NEAR, *BOUNDED])
+def test_states_are_as_large_as_a_plan_says(name: str) -> None:
+    """With the counts of steps, where an operator makes them."""
+    config = resolve(["model=mlp", f"optimizer={name}"])
+    shapes = SHAPES[-1]
+    per_byte, _ = _state_ratios(config, torch.float32)
+    of_shape = state_bytes_of(config, torch.float32) or (lambda shape: round(4 * per_byte * shape.numel()))
+    weights: list[Tensor] = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    with LiveTracker() as tracker:
+        optimizer = OPTIMIZERS[name].make(config.optimizer, weights)
+        optimizer.step()
+        gc.collect()
+        assert tracker.live == sum(of_shape(torch.Size(shape)) for shape in shapes)
 
 
 def in_groups(weights: Sequence[Tensor]) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import make_engine, part_of, uniform
+from narrow import present
 from small_models import ZOO
 from test_zoo_models import (
     COUNT,
@@ -23,6 +25,7 @@ from test_zoo_models import (
     sgd,
     traced,
 )
+from torch import nn
 
 from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
@@ -30,7 +33,9 @@ from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.model.fake import fake_tensors
 from runner.model.layers import StageModule
+from runner.model.live_tracker import LiveTracker
 from runner.plan.memory.needs import MemoryNeeds
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
@@ -38,7 +43,6 @@ from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
-
 
 def planned(
     name: str, policy: PolicyOptions, pipeline: int, samples: int
@@ -128,3 +132,22 @@ def test_the_measured_peak_of_traced_models_is_the_predicted_one(
 
     for found, expected in zip(run_ranks(pipeline, run), predicted, strict=True):
         assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_the_state_of_the_generator_that_segments_hand_on_is_counted_alike_in_profiles_and_runs() -> None:
+    chain = copied(traced(ZOO["dropout"], torch.float32, 2))
+    batch = batch_of(ZOO["dropout"], 3, 0)[0]
+
+    def counted(segments: list[nn.Module], value: Any) -> list[int]:
+        found = []
+        with LiveTracker() as tracker:
+            for segment in segments[:-1]:
+                value = segment(value)
+                found.append(tracker.counted_bytes(value[-1]))
+        return found
+
+    real = [present(layer.given) for layer in chain]
+    of_run = counted(real, batch)
+    assert of_run.count(torch.get_rng_state().nbytes) > 1
+    with fake_tensors():
+        assert counted(deepcopy(real), torch.empty_like(batch)) == of_run

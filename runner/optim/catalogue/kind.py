@@ -82,6 +82,7 @@ class OptimizerKind:
         rules: the rules of a request with this optimizer; kinds may share a table.
         classes: qualified names of the optimizer classes that it makes, if their states are known.
         counts_steps: whether a state's ``step`` is a tensor or a number: checkpoints are read into either form.
+        count_bytes: bytes of that tensor, if an operator makes it for each weight: then it is counted in a run.
     """
 
     name: str
@@ -121,6 +122,7 @@ class OptimizerKind:
     rules: tuple[Table[RunConfig], ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()
     counts_steps: Literal["tensor", "number"] = "tensor"
+    count_bytes: int = 0
 
     @property
     def is_kin_of_adam(self) -> bool:

@@ -17,6 +17,7 @@ __all__ = ["ONEBIT_ADAM", "ONEBIT_LAMB", "ONEBIT_ADAM_REFRESHED"]
 
 _READS = (*BETAS, "freeze_step")
 _REMARKS = "compressed steps send a fifteenth of fp16's bytes"
+_COUNT = 8  # bytes of an int64
 _LAMB_WARM_UP = 10  # steps: 1 / (1 - 0.9), of the running mean in runner/optim/kinds/onebit_lamb.py
 
 
@@ -144,6 +145,7 @@ ONEBIT_ADAM = OptimizerKind(
     at_once=_exchange_bytes,
     values=2.0,
     state_bytes=_two_moments,
+    count_bytes=_COUNT,
     reads=_READS,
     examples={"freeze_step": (1, 2)},
     decoupled=True,
@@ -163,6 +165,7 @@ ONEBIT_ADAM_REFRESHED = OptimizerKind(
     at_once=_exchange_bytes,
     values=2.0,
     state_bytes=_two_moments,
+    count_bytes=_COUNT,
     reads=(*_READS, "variance_refreshes"),
     examples={"freeze_step": (1, 2), "variance_refreshes": (1,)},
     decoupled=True,
@@ -183,6 +186,7 @@ ONEBIT_LAMB = OptimizerKind(
     decay_temporaries=2,
     values=3.0,
     state_bytes=_three_moments,
+    count_bytes=_COUNT,
     reads=_READS,
     examples={"freeze_step": (10,)},
     decoupled=True,

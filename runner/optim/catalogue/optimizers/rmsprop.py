@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
-from runner.optim.catalogue.kind import OptimizerKind
+from runner.optim.catalogue.kind import FP32_WIDTH, OptimizerKind
 from runner.optim.catalogue.motion import LAST_GRADIENT, Motion, Settings, State
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ RMSPROP = OptimizerKind(
     temporaries=1,
     decay_temporaries=1,
     values=1.0,
+    count_bytes=FP32_WIDTH,
     reads=("eps",),
     decoupled=False,
     elementwise=True,
