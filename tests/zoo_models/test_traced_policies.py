@@ -44,6 +44,7 @@ from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
 
+
 def planned(
     name: str, policy: PolicyOptions, pipeline: int, samples: int
 ) -> tuple[ModelProfile, list[tuple[int, int]], ActivationPlan]:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from runner.config.precision import PRECISIONS
 from runner.plan.draft.draft import Draft
-from runner.plan.memory.predict import predict_memory
+from runner.plan.memory.predict import predict_memory, steps_under_way
 from runner.plan.reductions import reductions
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
-from runner.schedule.stream import streams_of
 from runner.schedule.values import Program
 
 __all__ = ["memory_of"]
@@ -20,6 +19,7 @@ __all__ = ["memory_of"]
 # Bytes that no layer's profile shows. They matter for tiny models.
 _LOSS_OF_STEP = 16  # every rank, for each step that is under way: the sum and the weight of its loss, in float64
 _HEADER = 48  # every rank but the last: six numbers of the step, which are on their way to the next rank
+_UPDATE = 16  # every rank: numbers of an optimizer's update, such as its rate, that are tensors
 _ASKS = 8  # the last rank: one number of them, which is on its way to the rank of the last stage
 _LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
 _WIDE_LOSS = 4  # more of it if the loss is computed in fp64
@@ -39,7 +39,7 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
     predicted = predict_memory(program, draft.profile, figures, needs, planned)
     if config.offload.drive is not None:
         predicted = replace(predicted, host=_without_files(draft, predicted.host, figures))
-    steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)
+    steps = steps_under_way(program)
     return replace(
         predicted,
         parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts)),
@@ -61,7 +61,7 @@ def _with_scalars(draft: Draft, rank: int, steps: int, parts: MemoryParts) -> Me
     """Add the losses of so many steps that are under way at once, and the messages about steps."""
     schedule = draft.schedule
     ends = (schedule.placement[0][0] - 1) % schedule.ranks  # where the messages about a step end, that begin before it
-    scalars = steps * _LOSS_OF_STEP + (_ASKS if rank == ends else _HEADER)
+    scalars = steps * _LOSS_OF_STEP + _UPDATE + (_ASKS if rank == ends else _HEADER)
     if schedule.stages - 1 in schedule.stages_of(rank):
         is_wide = PRECISIONS[draft.config.precision.name].weights == "float64"
         scalars += _LOSS_OF_MICROBATCH + (_WIDE_LOSS if is_wide else 0)

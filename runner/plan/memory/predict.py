@@ -23,6 +23,7 @@ from runner.plan.values import MemoryParts, MemoryPrediction, StateBytes
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.liveness import Kind, Lifetime, most_at_once
 from runner.schedule.remembered import remembered
+from runner.schedule.stream import streams_of
 from runner.schedule.values import Program, Schedule
 
 __all__ = [
@@ -30,9 +31,12 @@ __all__ = [
     "in_flight_microbatches",
     "predict_memory",
     "shared_states",
+    "steps_under_way",
     "temporary_bytes",
     "wide_gradients",
 ]
+
+_COUNT = 8  # bytes of a count of steps, at most; an optimizer's state of a weight has one
 
 
 def predict_memory(
@@ -61,7 +65,7 @@ def predict_memory(
     rows, living = hurried_lifetimes(program)
     for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
-        batch = batch_bytes(profile, schedule, rank, needs.batch_samples)
+        batch = steps_under_way(program) * batch_bytes(profile, schedule, rank, needs.batch_samples)
         held = [figures[stage] for stage in stages]
         if sharing is not None:
             kept.append(sharing.between_backwards(held[0]))
@@ -78,7 +82,9 @@ def predict_memory(
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0, offloaded))
         copy = _copied_bytes(figures, profile, schedule, rank, needs.copied_by, planned_reductions)
         here = 0 if needs.accelerated else copy
-        every = [replace(own, states=_with_copies(own.states, backup=needs.backup, copy=here)) for own in every]
+        own_layers = [layer for one in held for layer in profile.layers[one.first : one.last + 1]]
+        backup = sum(len(layer.trained_shapes) for layer in own_layers) if needs.backup else None
+        every = [replace(own, states=_with_copies(own.states, backup=backup, copy=here)) for own in every]
         walk = RankWalk(schedule, rank, figures, predicting, planned_reductions)
         parts.append(walk.peaks(actions, living[rank], every))
         host.append(offloaded + copy if needs.accelerated else 0)
@@ -110,11 +116,21 @@ def _own_states(
     return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))
 
 
-def _with_copies(states: MemoryParts, *, backup: bool, copy: int) -> MemoryParts:
-    """Add the copies that a rank keeps of weights and states: ``backup`` says whether for an undo, ``copy`` bytes for
-    a checkpoint."""
+def steps_under_way(program: Program) -> int:
+    """The most steps that have begun on a rank and have not ended: each holds its batch, and its loss."""
+    return 1 + (streams_of(program)[0].overlap if program.schedule.is_asynchronous else 0)
+
+
+def _with_copies(states: MemoryParts, *, backup: int | None, copy: int) -> MemoryParts:
+    """Add the copies that a rank keeps of weights and states.
+
+    Args:
+        states: what it holds.
+        backup: the number of weights of which it keeps copies for an undo; None: it keeps none.
+        copy: bytes for a checkpoint.
+    """
     trained = states.gradients  # a gradient is as large as its weight
-    kept = trained + states.optimizer if backup else 0
+    kept = 0 if backup is None else trained + states.optimizer + backup * _COUNT
     return replace(states, buffers=states.buffers + kept + copy)
 
 
