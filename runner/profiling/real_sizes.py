@@ -2,15 +2,16 @@
 
 torch computes the shapes of an operator's fake outputs by rules of its own. Where a kernel or a library decides how
 large a storage is, such a rule may be wrong: fake tensors know no workspace of oneDNN's LSTM, which is most of what its
-forward keeps, and no loss that is computed in place of the mean that is returned. What follows from shapes is written
-here; what a library decides is measured once per shape, on real tensors.
+forward keeps, no loss that is computed in place of the mean that is returned, and no moments of norms that are wider
+than their inputs. What follows from shapes is written here; what a library decides is measured once per shape, on real
+tensors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -82,6 +83,29 @@ def _as_input_lies(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tensor,
     return output if lies_so else torch.empty_like(output, memory_format=form), *moments
 
 
+def _with_moments(made: Sequence[Tensor], args: Sequence[Any], *, weight: int) -> tuple[Tensor, ...]:
+    """The outputs of a norm; on a CPU its moments have its weight's format, which may be wider than its input's.
+
+    Args:
+        made, args: fake outputs, and arguments.
+        weight: the place of the weight among the arguments.
+    """
+    output, *moments = made
+    if args[weight] is None or output.device.type != "cpu":
+        return tuple(made)
+    return output, *(torch.empty_like(each, dtype=args[weight].dtype) for each in moments)
+
+
+def _of_group_norm(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tensor, ...]:
+    return _with_moments(_as_input_lies(made, args), args, weight=1)
+
+
+def _as_narrow_as_input(made: Sequence[Tensor | None], args: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """The gradients of a group norm; that of its input is not as wide as a weight."""
+    of_input, *more = made
+    return None if of_input is None else torch.empty_like(of_input, dtype=args[1].dtype), *more
+
+
 def _with_workspace(made: Sequence[Tensor], args: Sequence[Any]) -> tuple[Tensor, ...]:
     """The outputs of oneDNN's recurrent layer; the last one is its workspace, which its backward reads.
 
@@ -107,7 +131,10 @@ _MENDS: Mapping[Any, Callable[[Any, Sequence[Any]], Any]] = {
     torch.ops.aten.binary_cross_entropy.default: _with_losses,
     torch.ops.aten.col2im.default: _with_columns,
     torch.ops.aten._embedding_bag.default: _with_last_offset,
-    torch.ops.aten.native_group_norm.default: _as_input_lies,
+    torch.ops.aten.native_batch_norm.default: partial(_with_moments, weight=1),
+    torch.ops.aten.native_layer_norm.default: partial(_with_moments, weight=2),
+    torch.ops.aten.native_group_norm.default: _of_group_norm,
+    torch.ops.aten.native_group_norm_backward.default: _as_narrow_as_input,
     torch.ops.aten.mkldnn_rnn_layer.default: _with_workspace,
     torch.ops.aten.mkldnn_rnn_layer_backward.default: _with_two_biases,
 }

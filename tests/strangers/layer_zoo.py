@@ -29,6 +29,10 @@ def last_channels(*shape: int) -> Callable[[], Tensor]:
     return lambda: torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
 
 
+def narrow(*shape: int) -> Tensor:
+    return torch.randn(shape).to(torch.bfloat16).requires_grad_()
+
+
 def of(make: Callable[[], Callable[..., Any]], *inputs: Input) -> Case:
     """A module that ``make`` makes, with random inputs of these shapes, or those that a callable makes."""
     return lambda: (make(), tuple(each() if callable(each) else draw(*each) for each in inputs))
@@ -127,6 +131,11 @@ def pools_and_norms() -> Iterator[tuple[str, Case]]:
         yield str(make()), of(make, (2, 8, 12, 12))
     yield "GroupNorm channels last", of(partial(nn.GroupNorm, 2, 8), last_channels(4, 8, 5, 5))
     yield "BatchNorm2d channels last", of(partial(nn.BatchNorm2d, 8), last_channels(3, 8, 12, 12))
+    for name, make, shape in (
+        ("BatchNorm2d", partial(nn.BatchNorm2d, 8), (3, 8, 5, 5)), ("LayerNorm", partial(nn.LayerNorm, 9), (4, 7, 9)),
+        ("GroupNorm", partial(nn.GroupNorm, 2, 8), (4, 8, 5, 5)),
+    ):  # fmt: skip
+        yield f"{name} of a narrow input", of(make, partial(narrow, *shape))
     for make in (partial(nn.LayerNorm, 33), partial(nn.LayerNorm, 33, bias=False), partial(nn.RMSNorm, 33)):
         yield str(make()), of(make, (4, 7, 33))
     parametrizations = nn.utils.parametrizations

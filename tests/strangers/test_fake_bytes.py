@@ -83,6 +83,9 @@ def test_fake_tensors_have_the_bytes_of_real_ones(family: str) -> None:
         ("convolutions", "col2im"),
         ("embeddings_and_indices", "bags mean"),
         ("pools_and_norms", "GroupNorm channels last"),
+        ("pools_and_norms", "BatchNorm2d of a narrow input"),
+        ("pools_and_norms", "LayerNorm of a narrow input"),
+        ("pools_and_norms", "GroupNorm of a narrow input"),
     ],
 )
 def test_operators_that_torch_counts_otherwise_are_mended(family: str, name: str) -> None:
