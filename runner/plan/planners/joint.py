@@ -354,7 +354,7 @@ class JointSearch:
 
 def _weighed(seconds: Numbers, peaks: Numbers, limit: float, weight: float) -> Numbers:
     """Seconds, longer by ``weight`` times the parts of its memory that each rank lacks."""
-    lacks = np.maximum(peaks / limit - 1, 0.0).sum(axis=0)
+    lacks = np.maximum(peaks / max(limit, 1.0) - 1, 0.0).sum(axis=0)  # what every rank holds may leave no byte
     found: Numbers = seconds * (1 + weight * lacks)
     return found
 
