@@ -319,7 +319,7 @@ of_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="with torch befo
         ("function", False, {}, {"cubed": 1}, 1), ("function", True, {}, {"cubed": 1}, 1),
         ("parametrization", False, {}, {"cubed": 1}, 1), ("parametrization", True, {}, {"cubed": 1}, 1),
         ("weight norm", False, {}, {}, 4), ("weight norm", True, {}, {}, 4),
-        ("weight norm of a convolution", False, {}, {}, 3),
+        ("weight norm of a convolution", False, {}, {}, 5),
         ("fake quantization", False, {}, {}, 1),
         ("orthogonal", False, {}, {}, 2),
         ("low rank, frozen base", False, {}, {}, 2),

@@ -4,7 +4,8 @@ The autograd graph of the stage is cut (:mod:`runner.model.split.cut`). W has th
 (matrix products, convolutions, embeddings: :mod:`runner.model.split.weight_formulas`) and whatever lies between these
 products and the weights: parametrizations, functions of the user's. I computes everything else: the gradients for which
 the stages before wait, and the gradients of biases, norms and operators without a known formula, which cost little or
-could be left to W only by computing something twice.
+could be left to W only by computing something twice. The bias of a convolution waits with its weight, because torch
+makes both gradients together.
 
 Both parts together compute each gradient once and give the same bits as one full backward. I is one run of torch's
 engine without some edges. W runs the other nodes in the engine's order, which is the reverse order of the forward, and

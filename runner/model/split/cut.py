@@ -25,7 +25,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from runner.model.split.graph import Edge, Graph, Node, is_behind_hooks, is_leaf, is_view, order_of
-from runner.model.split.weight_formulas import WEIGHT_OPERANDS, Formula
+from runner.model.split.weight_formulas import FACTORS, Formula, formulas_of
 
 __all__ = ["Crossing", "Cut", "cut"]
 
@@ -102,7 +102,7 @@ def _own(graph: Graph, inputs: frozenset[Node]) -> dict[Node, int]:
 
 def _is_product_with_data(graph: Graph, node: Node) -> bool:
     """Whether one operand of this product requires no gradient; of an embedding, the indices never do."""
-    operands = WEIGHT_OPERANDS.get(type(node).__name__)
+    operands = FACTORS.get(type(node).__name__)
     if operands is None:
         return False
     return len(operands) == 1 or any(graph.edges[node][index][0] is None for index in operands)
@@ -183,11 +183,12 @@ def _waits(graph: Graph, node: Node, crossings: Sequence[Crossing], under_w: set
 def _edges_into(made: Cut, node: Node, able: set[Node], *, has_inputs: bool) -> list[Crossing]:
     """The edges from a node of I to nodes that may be in W."""
     edges = [(index, edge) for index, edge in enumerate(made.graph.edges[node]) if edge[0] in able]
-    readers = WEIGHT_OPERANDS.get(type(node).__name__, {})
-    weights = [index for index, _ in edges if index in readers]
+    factors = FACTORS.get(type(node).__name__, ())
+    weights = [index for index, _ in edges if index in factors]
     if not has_inputs and len(weights) > 1:
         weights = [min(reversed(weights), key=lambda index: made.own[made.graph.edges[node][index][0]])]
-    return [Crossing(node, index, edge, readers[index](node) if index in weights else None) for index, edge in edges]
+    formulas = formulas_of(node, weights, [index for index, _ in edges])
+    return [Crossing(node, index, edge, formulas.get(index)) for index, edge in edges]
 
 
 def _is_cheap(graph: Graph, node: Node) -> bool:

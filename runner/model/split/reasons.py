@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 
 from runner.model.split.cut import Cut, cut
 from runner.model.split.graph import Graph, Node, is_behind_hooks, is_leaf
-from runner.model.split.weight_formulas import WEIGHT_OPERANDS
+from runner.model.split.weight_formulas import FACTORS
 
 __all__ = ["Kept", "kept_in_input", "waiting_weights"]
 
@@ -102,7 +102,7 @@ def _weights_behind(graph: Graph, node: Node) -> list[Tensor]:
 
 def _reason(made: Cut, node: Node, below: Node) -> str:
     name = type(node).__name__.removesuffix("0").removesuffix("Backward")
-    if type(node).__name__ in WEIGHT_OPERANDS and is_behind_hooks(node):
+    if type(node).__name__ in FACTORS and is_behind_hooks(node):
         return f"what {name} saved is computed again, or was moved elsewhere"
     if below not in made.in_i or is_leaf(below):
         hooks = is_leaf(below) and below.variable._backward_hooks

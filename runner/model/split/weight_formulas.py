@@ -6,7 +6,7 @@ layout, so that its result has the same bits. Saved tensors are read from the au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runner.model.split.graph import unpacks_once
 
-__all__ = ["WEIGHT_OPERANDS", "Formula"]
+__all__ = ["FACTORS", "Formula", "formulas_of"]
 
 Formula: TypeAlias = Callable[[Tensor], Tensor]
 """A function from the gradient of the operator's output to the gradient of one operand."""
@@ -76,19 +76,41 @@ def _right_of_bmm(node: Any) -> Formula | None:
     return None if left is None else lambda gradient: left.transpose(1, 2).bmm(gradient)
 
 
-def _weight_of_convolution(node: Any) -> Formula | None:
+class _OfConvolution:
+    """What makes the gradients of a convolution's weight and bias together.
+
+    Torch does so on a CPU even if it is asked for one of them: a bias whose gradient I made would cost the weight's,
+    too.
+    """
+
+    def __init__(self, node: Any, value: Tensor, weight: Tensor) -> None:
+        names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+        self._options = [node._saved_bias_sym_sizes_opt, *(getattr(node, f"_saved_{name}") for name in names)]
+        self._saved: tuple[Tensor, Tensor] | None = (value, weight)
+        self._wanted = [False, False, False]  # gradients of input, weight, bias
+        self._made: list[Tensor | None] = []
+
+    def formula(self, operand: int) -> Formula:
+        """The formula for the weight, 1, or the bias, 2."""
+        self._wanted[operand] = True
+
+        def make(gradient: Tensor) -> Tensor:
+            if self._saved is not None:
+                saved, self._saved = self._saved, None
+                self._made = list(torch.ops.aten.convolution_backward(gradient, *saved, *self._options, self._wanted))
+            made, self._made[operand] = self._made[operand], None
+            assert made is not None  # each formula is used once
+            return made
+
+        return make
+
+
+def _of_convolution(node: Any, operands: Collection[int]) -> dict[int, Formula | None]:
     value, weight = _saved(node, "input"), _saved(node, "weight")
     if value is None or weight is None:
-        return None
-    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-    options = [node._saved_bias_sym_sizes_opt, *(getattr(node, f"_saved_{name}") for name in names)]
-
-    def formula(gradient: Tensor) -> Tensor:
-        wanted = [False, True, False]  # gradients of input, weight, bias
-        made: Tensor = torch.ops.aten.convolution_backward(gradient, value, weight, *options, wanted)[1]
-        return made
-
-    return formula
+        return dict.fromkeys(operands)
+    made = _OfConvolution(node, value, weight)
+    return {operand: made.formula(operand) for operand in operands}
 
 
 def _weight_of_embedding(node: Any) -> Formula | None:
@@ -110,16 +132,31 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-WEIGHT_OPERANDS: Mapping[str, Mapping[int, Callable[[Any], Formula | None]]] = {
+_MAKERS: Mapping[str, Mapping[int, Callable[[Any], Formula | None]]] = {
     "AddmmBackward0": {1: _left_of_mm("mat1", "mat2"), 2: _right_of_mm("mat2", "mat1")},
     "MmBackward0": {0: _left_of_mm("self", "mat2"), 1: _right_of_mm("mat2", "self")},
     "BmmBackward0": {0: _left_of_bmm, 1: _right_of_bmm},
-    "ConvolutionBackward0": {1: _weight_of_convolution},
     "EmbeddingBackward0": {0: _weight_of_embedding},
 }
-"""By autograd node and operand: the function that makes the formula from the node.
+_CONVOLUTION, _WEIGHT, _BIAS = "ConvolutionBackward0", 1, 2
 
-These nodes are the products; a gradient of their operands costs as much as their forward. The function returns None if
-only autograd may compute the gradient: the saved tensors are behind hooks (a region of activation checkpointing, or
-tensors that ``save_on_cpu`` has moved) and can be unpacked only once.
-"""
+FACTORS: Mapping[str, Collection[int]] = {_CONVOLUTION: (_WEIGHT,), **_MAKERS}
+"""The operands by autograd node. These nodes are the products; a gradient of such an operand costs as much as their
+forward."""
+
+
+def formulas_of(node: Any, factors: Collection[int], able: Collection[int]) -> Mapping[int, Formula | None]:
+    """The formulas of a product, by operand.
+
+    None stands for a gradient that only autograd may compute: the saved tensors are behind hooks (a region of
+    activation checkpointing, or tensors that ``save_on_cpu`` has moved) and can be unpacked only once.
+
+    Args:
+        node: the product.
+        factors: its operands whose gradients are wanted.
+        able: all operands whose gradients could be made by a formula. What costs nothing beside a factor's is, too.
+    """
+    name = type(node).__name__
+    if name == _CONVOLUTION and factors:
+        return _of_convolution(node, [each for each in (_WEIGHT, _BIAS) if each in able])
+    return {each: _MAKERS[name][each](node) for each in factors}
