@@ -64,6 +64,7 @@ class LayerSource:
         step: if the layer is the model's only one: called with ``(input, target)`` instead of the module, returns the
             loss.
         around: wraps the layer's function, or None.
+        is_fine: whether a traced model is cut where two stages would not cut it, as more stages need more layers.
     """
 
     index: int
@@ -74,6 +75,7 @@ class LayerSource:
     spread: bool = False
     step: Callable[[Any], Any] | None = None
     around: LayerWrap | None = None
+    is_fine: bool = False
 
     def calling(self, module: nn.Module) -> Callable[[Any], Any]:
         """The function from the layer's input to its output, for its built module."""

@@ -359,12 +359,13 @@ def segments_of(
     Args:
         wanted: the smallest number of cuts that is useful.
     """
-    cuts = _named_cuts(model, programs, split_points) if split_points else _own_cuts(model, programs)
+    cuts = few = _named_cuts(model, programs, split_points) if split_points else _own_cuts(model, programs)
     if not split_points and len(cuts) < max(1, wanted):
         cuts = good_cuts(programs[True], programs[False], wanted)
+        few = few or (good_cuts(programs[True], programs[False], 1) if wanted > 1 else cuts)
     found = split(model, programs, cuts)
     return [
-        LayerSource(index, "", lambda segment=segment: segment, segment, label)  # type: ignore[misc]
+        LayerSource(index, "", lambda segment=segment: segment, segment, label, is_fine=cuts != few)  # type: ignore[misc]
         for index, (label, segment) in enumerate(found)
     ]
 

@@ -166,6 +166,7 @@ class ModelProfile:
         unsaved_buffers: the buffers among them that are in no state dict.
         changed_states: what forwards of layers change besides buffers.
         in_evaluation: how many modules the model's function returned in evaluation mode, in which they stay.
+        cut_finely: whether a traced model is cut into more layers than for two stages, so that these have other layers.
         measured_at: when the seconds were measured, in seconds since 1970; None if they were not.
         busy_share: the share of a core that other work took meanwhile.
         spread: half of what lay between the shortest and the longest repeats of timed layers, as a share of seconds.
@@ -214,6 +215,7 @@ class ModelProfile:
     unsaved_buffers: tuple[str, ...] = ()
     changed_states: tuple[ChangedState, ...] = ()
     in_evaluation: int = 0
+    cut_finely: bool = False
     measured_at: float | None = None
     busy_share: float = 0.0
     spread: float = 0.0

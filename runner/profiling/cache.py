@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,8 +23,10 @@ import torch
 from runner.config.deepspeed import keeps_identities
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
+from runner.model.loss_trial import num_parts
 from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import optimizer_of
+from runner.plan.layout.batches import largest_microbatch
 from runner.plan.requested_schedule import num_stages
 from runner.profile import NOTICEABLE_SHARE, ModelProfile, profile_from_json
 from runner.profiling.busy import busy_share
@@ -34,16 +36,20 @@ from runner.targets import with_environment
 
 __all__ = ["cached_profile", "known_profile"]
 
+_FEWEST = [2, 2]  # ranks and stages for which a traced model is cut
+
 
 def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
     """The profile of a request, from the cache or newly made and then saved. Errors of the cache are ignored.
 
     One whose seconds were measured while others used the processor is measured again when they do not.
     """
-    path, known = _kept(config)
+    fewest, path, known = _kept(config)
     if known is not None:
         return known
     profile = make(config)
+    if not profile.cut_finely and len(profile.layers) >= num_stages(config):
+        path = fewest
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile.to_json())
@@ -54,36 +60,60 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
 
 def known_profile(config: RunConfig) -> ModelProfile | None:
     """The profile of a request from the cache; None if it is to be made."""
-    return _kept(config)[1]
+    return _kept(config)[2]
 
 
-def _kept(config: RunConfig) -> tuple[Path, ModelProfile | None]:
-    """Where the profile of a request is kept, and the profile if it is there and may be used."""
+def _kept(config: RunConfig) -> tuple[Path, Path, ModelProfile | None]:
+    """Where the profile of a request is kept, and the profile if it is there and may be used.
+
+    A traced model is cut into the layers that the fewest stages ask for, unless there are more stages than such layers.
+    So the first place is that of all pipelines that these layers serve, and the second one that of this request alone.
+    """
     import_users_code(config)  # so that its sources are part of the key
     optimizer_of(config.optimizer)
     form = form_of(config)
-    path = _folder() / f"{_key(config, form)}.json"
+    depends, stages = _depends(config, form), num_stages(config)
+    own = _path(depends, [config.parallelism.pipeline, stages])
+    fewest = _path(depends, _FEWEST) if config.parallelism.pipeline > 1 else own
     if form is not None and not config.profile.refresh:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            known = profile_from_json(path.read_text(encoding="utf-8"))
-            if not (known.is_disturbed and busy_share() <= NOTICEABLE_SHARE):
-                return path, known
-    return path, None
+        for path in dict.fromkeys((fewest, own)):
+            known = _read(path)
+            if known is not None and (path == own or len(known.layers) >= stages):
+                return fewest, own, known
+    return fewest, own, None
+
+
+def _read(path: Path) -> ModelProfile | None:
+    """The profile of a file; None if there is none, or if it is to be measured again."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = profile_from_json(path.read_text(encoding="utf-8"))
+        if not (known.is_disturbed and busy_share() <= NOTICEABLE_SHARE):
+            return known
+    return None
 
 
 def _folder() -> Path:
     return cache_root() / "profiles"
 
 
-def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
-    depends = {
-        "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points, _cut(config)],
+def _path(depends: Mapping[str, Any], cut: Sequence[int]) -> Path:
+    """The file of a profile, by what it depends on, and by the ranks and stages for which a traced model was cut."""
+    named = json.dumps({**depends, "cut": cut}, sort_keys=True, default=str)
+    return _folder() / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
+
+
+def _depends(config: RunConfig, form: Mapping[str, Any] | None) -> dict[str, Any]:
+    data, parts = config.parallelism.data, config.schedule.parts
+    of_replicas = optimizer_of(config.optimizer).compresses or config.compression.name != "none"
+    return {
+        "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points],
         "sizes": _digest_of_config_file(config),
         "trained": [config.trainer.freeze, asdict(config.adapter), asdict(config.embedding)],
         "data": [config.data.target, with_environment(config.data.kwargs), config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
-        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.parts],
+        "samples": [config.data.batch_size, largest_microbatch(config.data.batch_size, data, parts), num_parts(config)],
+        "replicas": data if of_replicas else None,
         "parts": [
             config.parallelism.tensor,
             config.parallelism.sharding,
@@ -109,7 +139,6 @@ def _key(config: RunConfig, form: Mapping[str, Any] | None) -> str:
         "sources": digest_of_sources(),
         "form": form,
     }
-    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _digest_of_config_file(config: RunConfig) -> str | None:
@@ -128,11 +157,6 @@ def _beside_its_own(config: RunConfig) -> list[object]:
         config.optimizer.name == "auto" and config.lr_scheduler != LrSchedulerConfig(name="constant"),
         config.loss.name == "auto" and (config.compile or config.activation_checkpoint.name != "none"),
     ]
-
-
-def _cut(config: RunConfig) -> list[int]:
-    """The settings on which the cut of a traced model depends."""
-    return [config.parallelism.pipeline, num_stages(config)]
 
 
 def _processor() -> str:

@@ -458,6 +458,7 @@ def profile_layers(
         unsaved_buffers=odd.unsaved_buffers(),
         changed_states=tuple(changed.found),
         in_evaluation=in_evaluation,
+        cut_finely=any(source.is_fine for source in sources),
     )
     return _may_reach_all(profile) if sizes_vary or changed.found else profile
 

@@ -6,12 +6,14 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from plan_command import gpt, in_own_place
 
 from runner.cli.main import main
 from runner.errors import EXIT_DOES_NOT_FIT
+from runner.profiling.model import _profile_model, samples_of
 
 ASKED = (*gpt(layers=4), "parallelism.data=2", "schedule.microbatches=2")
 
@@ -43,6 +45,22 @@ def test_several_changes_at_once_are_found_and_fit_as_they_are_printed(
     assert main(["train", *ASKED, limit, f"run_dir={tmp_path / 'run'}"]) == EXIT_DOES_NOT_FIT
     assert f"Try runner train {' '.join(words[:2])}" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.costly
+def test_a_search_profiles_each_way_to_divide_layers_once_for_each_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
+    profiled = mock.Mock(wraps=_profile_model)
+    monkeypatch.setattr("runner.profiling.model._profile_model", profiled)
+    planned(capsys, *ASKED[:-2], "parallelism.pipeline=4", "schedule.microbatches=8", "memory_limit=200kB")
+    requests = [call.args[1] for call in profiled.call_args_list]
+    kinds = [
+        (each.precision.name, each.parallelism.tensor, each.parallelism.pipeline > 1, samples_of(each))
+        for each in requests
+    ]
+    assert len(kinds) == len(set(kinds)) > 1
 
 
 @pytest.mark.costly

@@ -216,3 +216,18 @@ def test_there_is_a_segment_for_every_stage(schedule: str, chunks: int | None, s
     config.schedule.name, config.schedule.chunks = schedule, chunks
     assert num_stages(config) == stages
     assert len(model_layers(config)) >= stages
+
+
+def test_more_stages_have_the_layers_of_two_unless_they_are_cut_finely() -> None:
+    config, seen = request(traceable), set()
+    config.schedule.name = "interleaved_1f1b"
+    config.schedule.chunks = 1
+    few = [layer.label for layer in model_layers(config)]
+    for chunks in (1, 2, 3, 4, 8):
+        config.schedule.chunks = chunks
+        layers = model_layers(config)
+        fine = any(layer.is_fine for layer in layers)
+        assert fine == ([layer.label for layer in layers] != few)
+        assert fine == (num_stages(config) > len(few) < len(layers))
+        seen.add(fine)
+    assert seen == {False, True}
