@@ -37,7 +37,7 @@ class Spare(nn.Module):
 
 
 def build(kind: str = "never") -> nn.Sequential:
-    return nn.Sequential(*(Spare(kind) for _ in range(4)), nn.Linear(_WIDTH, 4))
+    return nn.Sequential(*(Spare(kind) for _ in range(4)), nn.Linear(_WIDTH, 3))
 
 
 def samples() -> TensorDataset:

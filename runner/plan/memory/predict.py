@@ -111,7 +111,9 @@ def _own_states(
     step_bytes = max(step_bytes + renewed, compressing_bytes(planned))
     if needs.states_over is not None:
         norms = needs.norm_copies * max((one.largest_parameter_bytes for one in held), default=0)
-        states, step_bytes = _over_replicas(states, needs, needs.states_over)
+        states, step_bytes = _over_replicas(
+            states, needs, needs.states_over, _padding(held, profile, needs.states_over)
+        )
         step_bytes = max(step_bytes, norms)
     return states, max(step_bytes, *(min(needs.flattened, one.gradient_bytes) for one in held))
 
@@ -243,14 +245,23 @@ def _with_divided_gradient(stage: StageFigures) -> StageFigures:
     )
 
 
-def _over_replicas(states: MemoryParts, needs: MemoryNeeds, replicas: int) -> tuple[MemoryParts, int]:
+def _padding(held: Sequence[StageFigures], profile: ModelProfile, replicas: int) -> int:
+    """The bytes by which the weights of each stage, in one flat tensor, are padded to equal parts of whole elements."""
+    trained = next((row for row in profile.layers if row.num_trained), None)
+    width = trained.gradient_bytes // trained.num_trained if trained is not None else 1
+    return sum(-one.gradient_bytes % (replicas * width) for one in held)
+
+
+def _over_replicas(states: MemoryParts, needs: MemoryNeeds, replicas: int, padding: int) -> tuple[MemoryParts, int]:
     """Shard the optimizer's states over replicas; return the new parts and the bytes that a step makes and drops.
 
     A step makes the gradients and temporary tensors of its own part, and then the updated parts of all replicas.
     """
-    part = -(-states.gradients // replicas)
+    padded = states.gradients + padding
+    part = -(-padded // replicas)
     whole = round(needs.averages * states.gradients)
-    shared = replace(states, optimizer=whole + -(-(states.optimizer - whole) // replicas))
+    own = -(-(states.optimizer - whole) * padded // max(states.gradients, 1))
+    shared = replace(states, weights=states.weights + padding, optimizer=whole + -(-own // replicas))
     return shared, max((1 + needs.temporaries) * part, part * replicas)
 
 
