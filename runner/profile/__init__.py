@@ -17,7 +17,6 @@ from runner.profile.layer import (
     Pairs,
     Recomputation,
     SharedGradient,
-    SharedPeaks,
     SplitBackward,
 )
 from runner.profile.model import (
@@ -49,7 +48,6 @@ __all__ = [
     "Rehearsal",
     "SecondsSource",
     "SharedGradient",
-    "SharedPeaks",
     "SharedWeight",
     "SplitBackward",
     "profile_from_json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from runner.profile.layer import (
@@ -14,7 +13,6 @@ from runner.profile.layer import (
     LayerProfile,
     Recomputation,
     SharedGradient,
-    SharedPeaks,
     SplitBackward,
 )
 from runner.profile.model import ChangedState, ModelProfile, OddWeight, OwnUpdate, Rehearsal, SharedWeight
@@ -62,10 +60,8 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     }
     split = document.pop("split", None)
     if split is not None:
-        for pairs in ("kept", "handed_bytes", "handed_undivided_bytes"):
-            split[pairs] = _pairs(split.get(pairs, ()))
+        split["kept"] = tuple((name, reason) for name, reason in split.get("kept", ()))
         split["inputs"] = None if split.get("inputs") is None else tuple(split["inputs"])
-    handed = _pairs(document.pop("handed_backward_bytes", ()))
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     reads = document.pop("reads", None)
@@ -77,7 +73,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         name: tuple(Exchange(**each) for each in document.pop(name, ()))
         for name in ("forward_exchanges", "backward_exchanges")
     }
-    peaks, of_gradients = document.pop("shared_peaks", None), document.pop("gradient_peaks", None)
+    of_gradients = document.pop("gradient_peaks", None)
     for plans_own in ("moves", "moved_bytes", "fetched_bytes"):  # a measured profile says nothing by them
         document.pop(plans_own, None)
     return LayerProfile(
@@ -90,14 +86,8 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         writes=writes,
         reads=None if reads is None else tuple(reads),
         shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
-        handed_backward_bytes=handed,
         fills=fills,
         trained_shapes=shapes,
         unreached=unreached,
-        shared_peaks=None if peaks is None else SharedPeaks(**peaks),
         gradient_peaks=None if of_gradients is None else GradientPeaks(**of_gradients),
     )
-
-
-def _pairs(document: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((first, second) for first, second in document)

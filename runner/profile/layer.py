@@ -16,7 +16,6 @@ __all__ = [
     "Pairs",
     "Recomputation",
     "SharedGradient",
-    "SharedPeaks",
     "SplitBackward",
 ]
 
@@ -65,17 +64,8 @@ class SplitBackward:
             the share is then what I takes beyond half of the backward.
         waiting_bytes: the gradients of weights that I makes, of biases and norms above all. They are added to the
             weights' own when the whole stage's I has ended, and are alive until then.
-        waiting_shared_bytes: the part of them whose weights other layers of the model use, too.
-        chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage; None = not
-            known, that value is used.
-        beside_output_bytes: like this one, if the layer's output stays alive, because the W of the layer that follows
-            needs it; None = not known, ``transient_bytes`` is used.
-        undivided_bytes, chained_undivided_bytes: like the first two, if I makes the gradients of all weights, as it
-            does for a layer that is run again; None = not known, those gradients are added to the peak of a backward.
-        handed_bytes, handed_undivided_bytes: like ``beside_output_bytes`` and ``chained_undivided_bytes``, see
-            :attr:`LayerProfile.handed_backward_bytes`.
-        asking_bytes, chained_asking_bytes: see :attr:`LayerProfile.asking_bytes`; of an I that makes the gradients of
-            all weights.
+        chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage, whose W
+            may need this layer's output; None = not known, ``transient_bytes`` is used.
         inputs: the storages of ``input_bytes``; None = not known.
         held_bytes: the part of ``deferred_bytes`` that the stage's caller holds while I runs, as it is the stage's
             output. A measured profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
@@ -91,32 +81,24 @@ class SplitBackward:
     kept: tuple[tuple[str, str], ...] = ()
     kept_in_one_piece: bool = False
     waiting_bytes: int = 0
-    waiting_shared_bytes: int = 0
     chained_transient_bytes: int | None = None
-    undivided_bytes: int | None = None
-    chained_undivided_bytes: int | None = None
-    beside_output_bytes: int | None = None
-    handed_bytes: Pairs = ()
-    handed_undivided_bytes: Pairs = ()
-    asking_bytes: int = 0
-    chained_asking_bytes: int = 0
     inputs: tuple[int, ...] | None = None
     held_bytes: int = 0
     made_bytes: int = 0
 
-    def inner_bytes(self, *, keeps_output: bool) -> int:
-        """Peak of I if another layer of its stage follows, whose W may need this layer's output."""
-        known = self.beside_output_bytes if keeps_output else self.chained_transient_bytes
+    @property
+    def inner_bytes(self) -> int:
+        """Peak of I if another layer of its stage follows."""
+        known = self.chained_transient_bytes
         return self.transient_bytes if known is None else known
 
     def with_more(self, num_bytes: int) -> SplitBackward:
         """A copy with so many bytes more that are alive while I runs."""
-        chained, beside = self.chained_transient_bytes, self.beside_output_bytes
+        chained = self.chained_transient_bytes
         return replace(
             self,
             transient_bytes=self.transient_bytes + num_bytes,
             chained_transient_bytes=None if chained is None else chained + num_bytes,
-            beside_output_bytes=None if beside is None else beside + num_bytes,
         )
 
     def with_kept_share(self, backward: float, of_input: float, alone: float) -> SplitBackward:
@@ -130,23 +112,6 @@ class SplitBackward:
         whole = max(backward, of_input)
         beyond = max(of_input - alone, of_input - whole / 2 if self.kept_in_one_piece else 0.0, 0.0)
         return replace(self, kept_share=beyond / whole if whole else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPeaks:
-    """Peaks of a layer's backward if other layers of its stage use its shared weights, too: gradients wait in autograd.
-
-    They are above saved tensors, the gradient of the output, and what waits already when the backward begins.
-
-    Args:
-        last: if it is the last of these layers; the gradients that it makes wait then.
-        last_alone: the same if it is its stage's last layer.
-        between: if gradients of later layers are there: the sum with its own is a third tensor, for a moment.
-    """
-
-    last: int
-    last_alone: int
-    between: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,21 +267,14 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
-        gradient_peaks: peaks of its backward once it makes gradients; None = not known, or other layers use one.
-        handed_backward_bytes: like ``chained_backward_bytes``, if a tensor that this layer has made leaves the stage,
-            although another layer follows: the stage's caller holds the tensor and its gradient. By the tensor's place
-            in ``output``; empty for a layer that makes a single tensor.
-        asking_bytes, chained_asking_bytes: what its backward makes before it asks for the first tensor that autograd
-            has saved, if its output leaves the stage; and if another layer follows, where autograd frees gradients.
-        backward_made_bytes: most bytes at once of what its backward makes, the gradient of its input among them,
-            without what it frees; None = not known.
+        gradient_peaks: peaks of its backward once it makes gradients; None = not known.
+        asking_bytes: what its backward makes before it asks for the first tensor that autograd has saved, with the
+            gradients of weights that it keeps.
         stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
             one; None = not known, that of the whole forward without an unsaved output is used.
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: seconds of I and W; None = not known, half a backward each.
-        shared_peaks: peaks of its backward if it shares weights with other layers of its stage; None = not known, or no
-            other layer of the model uses its weights.
         statistics_bytes: running averages of its inputs, like a batch norm's, and their counters.
         fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
@@ -365,11 +323,7 @@ class LayerProfile:
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
     gradient_peaks: GradientPeaks | None = None
-    handed_backward_bytes: Pairs = ()
     asking_bytes: int = 0
-    chained_asking_bytes: int = 0
-    backward_made_bytes: int | None = None
-    shared_peaks: SharedPeaks | None = None
     statistics_bytes: int = 0
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None

@@ -41,24 +41,17 @@ class AlikeLayers:
         self._known: dict[Hashable, _Known] = {}
 
     def profile(
-        self,
-        name: str,
-        function: Callable[[Any], Any],
-        value: Any,
-        module: nn.Module,
-        shared: Sequence[nn.Parameter] = (),
+        self, name: str, function: Callable[[Any], Any], value: Any, module: nn.Module
     ) -> tuple[Any, LayerProfile]:
         """A layer's detached output and its row, see :func:`runner.profiling.layer.profile_call`."""
         given = flatten(value)[0]
         if not given or not all(isinstance(tensor, FakeTensor) for tensor in given):
-            return profile_call(name, function, value, self._tracker, self._numbers, module, shared)
-        own = {id(parameter) for parameter in shared}
-        places = tuple(at for at, parameter in enumerate(module.parameters()) if id(parameter) in own)
-        key = structure_of(module), places, self._form(value)
+            return profile_call(name, function, value, self._tracker, self._numbers, module)
+        key = structure_of(module), self._form(value)
         known = self._known.get(key)
         if known is not None:
             return self._again(known, name, function, value)
-        output, row = profile_call(name, function, value, self._tracker, self._numbers, module, shared)
+        output, row = profile_call(name, function, value, self._tracker, self._numbers, module)
         storages = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
         saved, read, written = (
             tuple(at for at, each in enumerate(storages) if each in some)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,9 @@ from runner.profiling.backward_scan import (
     BackwardPeaks,
     BackwardWatch,
     as_leaf,
-    handed_peaks,
+    chained_backward,
     having_gradients,
-    keeping_peaks,
     passes_last,
-    scan_backward,
-    shared_peaks,
-    whole_backward,
 )
 from runner.profiling.flops import FlopCounter
 from runner.profiling.operator_peaks import OperatorPeaks
@@ -46,7 +42,6 @@ def profile_call(
     tracker: LiveTracker,
     numbers: StorageNumbers,
     module: nn.Module | None = None,
-    shared: Sequence[nn.Parameter] = (),
 ) -> tuple[Any, LayerProfile]:
     """Run ``function`` forward and backward; return its detached output and its row of the profile.
 
@@ -56,27 +51,23 @@ def profile_call(
         tracker: active.
         numbers: gives the storages of all rows distinct numbers.
         module: the module whose weights and buffers ``function`` uses.
-        shared: its trained parameters that other layers use, too.
     """
     parameters, buffers = _weights_of(module)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    own_gradients = trained if not shared else []
-    keeping = keeping_peaks(function, value, tracker, own_gradients) if own_gradients else None
-    with having_gradients(trained) as unreached:
-        chained = scan_backward(whole_backward, function, value, tracker, asks=True, trained=own_gradients)
-        given = map_tensors(as_leaf, value)
-        scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
-        peaks, watch = OperatorPeaks(tracker), BackwardWatch(tracker, own_gradients)
-        writes = _WriteWatch(function)
-        forward = _Forward(writes, given, tracker, peaks, watch if scan.hooked else None)
-        output, saved = forward.output, forward.saved_bytes
-        forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
-        kept, numbered = _storages(scan, given, output, numbers)
-        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        parts = _SharedGradients(flatten(given)[0], numbers)
-        alone, made, backward = _backward(roots, tracker, watch)
-        passes = {*map(numbers.of, roots)} & {numbers.of(each) for each in flatten(given)[0] if each.requires_grad}
-        own = _own_outputs(given, output, numbers)
+    chained = chained_backward(function, value, tracker, trained)
+    given = map_tensors(as_leaf, value)
+    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
+    peaks, watch = OperatorPeaks(tracker), BackwardWatch(tracker, trained)
+    writes = _WriteWatch(function)
+    forward = _Forward(writes, given, tracker, peaks, watch if scan.hooked else None)
+    output, saved = forward.output, forward.saved_bytes
+    forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
+    kept, numbered = _storages(scan, given, output, numbers)
+    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+    parts = _SharedGradients(flatten(given)[0], numbers)
+    alone, backward = _backward(roots, tracker, watch)
+    passes = {*map(numbers.of, roots)} & {numbers.of(each) for each in flatten(given)[0] if each.requires_grad}
+    with having_gradients(trained):
         row = LayerProfile(
             name=name,
             **_weight_figures(parameters, buffers),
@@ -95,7 +86,7 @@ def profile_call(
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
             recomputation=scan.recomputation(forward.flops.total, second_peaks.__getitem__, numbered),
-            split=split_figures(function, value, tracker, module, backward.total, own, numbers, shared),
+            split=split_figures(function, value, tracker, module, backward.total, numbers),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
@@ -105,15 +96,11 @@ def profile_call(
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained.peak,
-            gradient_peaks=GradientPeaks(alone.later, chained.later, *keeping) if keeping is not None else None,
-            handed_backward_bytes=handed_peaks(whole_backward, function, value, tracker, own),
-            asking_bytes=alone.asking,
-            chained_asking_bytes=chained.asking,
-            backward_made_bytes=made,
+            gradient_peaks=GradientPeaks(alone.adding, chained.adding, alone.keeping, chained.keeping),
+            asking_bytes=max(alone.asking, chained.asking),
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
             stopped_forward_bytes=forward.stopped_bytes,
-            shared_peaks=shared_peaks(function, value, tracker, shared) if shared else None,
-            unreached=_places(set(unreached()) - set(shared), trained),
+            unreached=watch.unreached,
         )
     return map_tensors(as_leaf, output), row
 
@@ -136,10 +123,6 @@ def _weight_figures(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor
     }
 
 
-def _places(some: Collection[nn.Parameter], parameters: Sequence[nn.Parameter]) -> tuple[int, ...]:
-    return tuple(at for at, parameter in enumerate(parameters) if parameter in some)
-
-
 def _elsewhere_bytes(parameter: nn.Parameter) -> int:
     """The bytes of a matrix that other ranks have."""
     part = part_of(parameter)
@@ -154,20 +137,6 @@ def _storages(
     tensors = [*inputs, *flatten(output)[0]]
     kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
     return tuple(sorted(kept)), {seen: numbers.of(t) for t, seen in zip(inputs, scan.given, strict=True)}
-
-
-def _own_outputs(given: Any, output: Any, numbers: StorageNumbers) -> dict[int, int]:
-    """The tensors of the output that require gradients and that the layer has made, if it has several such tensors.
-
-    Returns:
-        for each, its place among the tensors that require gradients, and its place in :attr:`LayerProfile.output`.
-    """
-    before = {numbers.of(tensor) for tensor in flatten(given)[0]}
-    tensors = flatten(output)[0]
-    places = {storage: at for at, storage in enumerate(dict.fromkeys(map(numbers.of, tensors)))}
-    roots = [numbers.of(tensor) for tensor in tensors if tensor.requires_grad]
-    own = {at: places[storage] for at, storage in enumerate(roots) if storage not in before}
-    return own if len(roots) > 1 else {}
 
 
 class _WriteWatch:
@@ -269,15 +238,13 @@ class _Forward:
         self.stopped_bytes = self._peaks.peak_bytes
 
 
-def _backward(
-    roots: Sequence[Tensor], tracker: LiveTracker, watch: BackwardWatch
-) -> tuple[BackwardPeaks, int, FlopCounter]:
-    """Return the bytes above what was alive before, those of what is made alone, and the counter of FLOPs."""
+def _backward(roots: Sequence[Tensor], tracker: LiveTracker, watch: BackwardWatch) -> tuple[BackwardPeaks, FlopCounter]:
+    """Return the bytes above what was alive before, and the counter of FLOPs."""
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
-    with FlopCounter() as flops, LiveTracker() as of_backward:
+    with FlopCounter() as flops:
         peaks = watch.backward(lambda: torch.autograd.backward(roots, gradients) if roots else None, before)
-    return peaks, of_backward.peak, flops
+    return peaks, flops
 
 
 def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:

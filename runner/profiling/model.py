@@ -423,8 +423,7 @@ def profile_layers(
             function = FormWatch(autocasting(source.calling(module), device_type, autocast))
             before = value
             with about_layer(source.index, module, value):
-                shared = _trained_at(source, module, places)
-                value, row = alike.profile(source.label or source.name or "model", function, value, module, shared)
+                value, row = alike.profile(source.label or source.name or "model", function, value, module)
                 _refuse_no_tensor(source.index, module, value)
             odd.changed(source, module)
             changed.see(source, module, function, before)
@@ -432,7 +431,8 @@ def profile_layers(
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
                 row = replace(row, fills=profiler.fills(module, tied, function, before))
-            rows.append(replace(row, optimizer_bytes=states))
+            unreached = _without_shared(row.unreached, source, module, places)
+            rows.append(replace(row, optimizer_bytes=states, unreached=unreached))
             in_evaluation += num_evaluating([module])
             sizes_vary = sizes_vary or function.varies
         lose = partial(checked_loss, loss, targets, samples)
@@ -472,14 +472,14 @@ def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) ->
     return total
 
 
-def _trained_at(source: LayerSource, module: nn.Module, places: set[tuple[int, str]]) -> list[nn.Parameter]:
-    """The trained parameters of a layer that are at some of the places, each once."""
-    found = {
-        id(parameter): parameter
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad and (source.index, source.full_name(name)) in places
-    }
-    return list(found.values())
+def _without_shared(
+    unreached: Sequence[int], source: LayerSource, module: nn.Module, places: set[tuple[int, str]]
+) -> tuple[int, ...]:
+    """The unreached ones of a layer's trained parameters, without those that other layers use and may reach."""
+    named = module.named_parameters(remove_duplicate=False)
+    shared = {id(parameter) for name, parameter in named if (source.index, source.full_name(name)) in places}
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return tuple(at for at in unreached if id(trained[at]) not in shared)
 
 
 def _states_of(module: nn.Module, state_bytes: Callable[[torch.Size], int] | None) -> int | None:

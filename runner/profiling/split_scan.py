@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.split.backward import PendingWeights, backward_input, backward_weight
-from runner.model.split.graph import Graph
 from runner.model.split.reasons import kept_in_input, waiting_weights
 from runner.profile import SplitBackward
-from runner.profiling.backward_scan import handed_peaks, scan_backward
+from runner.profiling.backward_scan import chained_backward
 from runner.profiling.flops import FlopCounter
 
 __all__ = ["split_figures"]
@@ -28,9 +26,7 @@ def split_figures(
     tracker: LiveTracker,
     module: nn.Module | None = None,
     backward_flops: float = 0.0,
-    own: Mapping[int, int] = MappingProxyType({}),
     numbers: StorageNumbers | None = None,
-    shared: Sequence[Tensor] = (),
 ) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
@@ -40,15 +36,13 @@ def split_figures(
         tracker: active; its peak is reset.
         module: names the weights that ``function`` uses.
         backward_flops: FLOPs of a whole backward.
-        own: the tensors that may leave the stage, see :func:`runner.profiling.backward_scan.handed_peaks`.
         numbers: gives the storages of the input their numbers; None: they are not told.
-        shared: the weights that other layers use, too.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
-    number, leaves = len(roots), [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
     kept, waiting = kept_in_input(roots, leaves), waiting_weights(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
@@ -64,28 +58,16 @@ def split_figures(
     made_bytes = _made_by(pending, tracker)
     del pending
     deferred = left - base - needed_gradient - needed_input
-    alone = scan_backward(_everything, function, value, tracker, handed=range(number), asks=True)
-    chained = scan_backward(_everything, function, value, tracker, asks=True)
-    followed = beside = scan_backward(_input_alone, function, value, tracker)
-    if followed.output_is_there:  # else nothing changes if it is kept
-        beside = scan_backward(_input_alone, function, value, tracker, keeps_output=True)
+    chained = chained_backward(function, value, tracker, of_input=backward_input)
     figures = SplitBackward(
         deferred,
         needed_input,
         needed_gradient,
         transient,
         waiting_bytes=sum(weight.nbytes for weight in waiting),
-        waiting_shared_bytes=sum(weight.nbytes for weight in waiting if any(weight is each for each in shared)),
         inputs=_storages_of(value, needed, numbers) if numbers is not None else None,
-        chained_transient_bytes=followed.peak,
-        beside_output_bytes=beside.peak,
-        undivided_bytes=alone.peak,
-        chained_undivided_bytes=chained.peak,
-        handed_bytes=handed_peaks(_input_alone, function, value, tracker, own, keeps_output=True),
-        handed_undivided_bytes=handed_peaks(_everything, function, value, tracker, own),
-        asking_bytes=alone.asking,
+        chained_transient_bytes=chained.peak,
         made_bytes=made_bytes,
-        chained_asking_bytes=chained.asking,
     )
     if not kept or module is None:
         return figures
@@ -104,22 +86,6 @@ def _made_by(pending: PendingWeights, tracker: LiveTracker) -> int:
     tracker.reset_peak()
     backward_weight(pending)
     return tracker.peak - before
-
-
-def _input_alone(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:
-    """I of a layer whose weights can wait."""
-    return backward_input(roots, gradients, leaves)
-
-
-def _everything(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:
-    """I of a layer whose weights cannot wait: their gradients are alive until it has ended."""
-    graph, given = Graph(roots), {id(leaf) for leaf in leaves}
-    if graph.is_reentrant:
-        torch.autograd.backward(roots, gradients)  # it adds each gradient at once
-        return ()
-    weights = [node.variable for node in graph.leaves if id(node.variable) not in given]
-    wanted = [*leaves, *weights]
-    return torch.autograd.grad(roots, wanted, gradients, allow_unused=True) if wanted else ()
 
 
 def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:

@@ -72,10 +72,10 @@ def test_a_graph_program_of_a_stage_that_hands_skips_on() -> None:
 
 @pytest.mark.parametrize("strategy", ["rotor", "full"])
 def test_a_chain_program_of_a_stage_that_hands_skips_on(strategy: str) -> None:
-    """The gradients that it makes itself are freed, while those of its caller stay."""
+    """The gradients that it makes itself are freed, while those of its caller stay, which is counted by a bound."""
     found, told = compared("U-Net", of_first("U-Net", strategy)[-1])
     assert found <= told + SCALARS
-    assert told <= 1.001 * found
+    assert told <= 1.015 * found
 
 
 def programs(name: str, strategy: str, pipeline: int) -> tuple[Program, ...]:
@@ -91,21 +91,26 @@ def programs(name: str, strategy: str, pipeline: int) -> tuple[Program, ...]:
     return tuple(found)
 
 
-def ranks_as_predicted(name: str, schedule: str | Schedule, strategy: str, count: int = COUNT) -> None:
+def ranks_as_predicted(
+    name: str, schedule: str | Schedule, strategy: str, count: int = COUNT, most: float = 1.005
+) -> None:
     """The bits of a run that keeps everything, and the peaks of all ranks beside the predicted ones."""
     of = (lambda: make(name)), task(name).loss, task(name).batch
     run, plain = (train_under(*of, programs(name, each, 4), schedule, count) for each in (strategy, "none"))
     assert run.losses == plain.losses
     assert [key for key in plain.weights if not torch.equal(run.weights[key], plain.weights[key])] == []
     assert all(real <= said + SCALARS for real, said in zip(run.peaks, run.predicted, strict=True))
-    assert all(said <= 1.005 * real for real, said in zip(run.peaks, run.predicted, strict=True))
+    assert all(said <= most * real for real, said in zip(run.peaks, run.predicted, strict=True))
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize(("name", "strategy"), [("U-Net", "none"), ("U-Net", "rotor"), ("ruDALL-E", "full")])
 def test_the_peaks_of_a_backward_in_two_parts(name: str, strategy: str) -> None:
-    """What W needs of a layer's output is there while the layer runs; pieces of weights wait for no product."""
-    ranks_as_predicted(name, "zb_h1", strategy)
+    """What W needs of a layer's output is there while the layer runs; pieces of weights wait for no product.
+
+    Outputs count so even where no W needs them, and skips that leave the stage are counted by a bound.
+    """
+    ranks_as_predicted(name, "zb_h1", strategy, most=1.02)
 
 
 @pytest.mark.costly

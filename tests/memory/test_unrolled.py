@@ -10,7 +10,6 @@ from layouts import uniform
 from programs import measured_and_predicted
 from test_budgets import SCALARS
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.policies import strategy_of
@@ -19,7 +18,7 @@ from runner.model.layers import layers_of
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input, backward_weight
 from runner.plan.stages.figures import stage_figures
-from runner.profile import ModelProfile, profile_from_json
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 
 WIDTH, TIME, SAMPLES, COUNT = 24, 6, 8, 4
@@ -108,14 +107,15 @@ def test_the_counted_peak_is_the_predicted_one(kind: str, pipeline: int, schedul
 def test_a_tensor_that_no_later_layer_reads_has_no_gradient(kind: str) -> None:
     """The last layer does not read the sequence, whose gradient the last step makes.
 
-    A step's backward frees its hidden states before its peak, which a profile of the step alone does not see.
+    A step's backward frees its hidden states before its peak, which a profile of the step alone does not see; nor does
+    it see whether the sum of two gradients of the largest weight is there at this peak.
     """
     samples = 64
-    hidden_states = 2 * 4 * samples * WIDTH  # bytes
+    bound = 2 * 4 * samples * WIDTH + 4 * (4 * WIDTH) * WIDTH  # bytes of both
     found, told = measured_and_predicted(
         make, nn.functional.mse_loss, batch(samples), programs(kind, 1), "1f1b", count=1
     )
-    assert told[0] - hidden_states <= found[0] <= told[0] + SCALARS
+    assert told[0] - bound <= found[0] <= told[0] + SCALARS
 
 
 def test_w_sums_the_gradients_of_a_weight_in_place() -> None:
@@ -142,17 +142,3 @@ def test_what_the_gradients_of_weights_need_of_a_sequence_counts_once() -> None:
     needed += [TIME * row]  # the hidden state after each step, which the next one or the last layer reads
     needed += [row]  # the gradient of the last layer's output
     assert figures.deferred_bytes == sum(needed)
-
-
-def test_a_weight_that_two_layers_share_changes_the_row_of_a_layer_alone() -> None:
-    """Layers that are alike otherwise have their own peaks."""
-    shared = nn.Linear(WIDTH, WIDTH)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), shared, nn.Linear(WIDTH, WIDTH), shared)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        given = torch.randn(2, WIDTH)
-        found = profile_layers(layers_of(model, 0), given, given, nn.functional.mse_loss, torch.float32)
-    peaks = [row.shared_peaks for row in found.layers]
-    assert peaks[0] is None
-    assert peaks[2] is None
-    assert peaks[1] == peaks[3] is not None
-    assert profile_from_json(found.to_json()) == found

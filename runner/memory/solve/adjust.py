@@ -27,7 +27,7 @@ from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import BEHIND_HOOKS, beside_callers, undivided_peaks, whole_peaks, with_undivided
+from runner.memory.solve.undivided import BEHIND_HOOKS, beside_callers, whole_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, ChainProgram, PlainStage, Program, Segment, StageProgram
 from runner.profile import GradientPeaks, LayerProfile, ModelProfile, Rehearsal
 
@@ -143,9 +143,9 @@ class _Stage:
         self._made_in_i = shared.shared_with(again.union(self._behind_hooks))
         of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]
         self._second_run = SecondRun(self.chain, self.tensors, first, of_b)
+        self._of_i = [shared.undivided(at, layer) for at, layer in enumerate(chain)] if divides else []
         if divides:
-            of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
-            self._second_run_of_i = SecondRun(self.chain, self.tensors, first, of_i)
+            self._second_run_of_i = SecondRun(self.chain, self.tensors, first, self._of_i)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -190,7 +190,6 @@ class _Stage:
             chained_backward_bytes=None if chained is None else chained + waiting,
             gradient_peaks=None if waiting or self.tensors.callers_used(at) else layer.gradient_peaks,
             split=beside_callers(layer, self.tensors.callers_used(at)) if self._divides else layer.split,
-            backward_made_bytes=None if layer.backward_made_bytes is None else layer.backward_made_bytes + waiting,
         )
         if not self._divides or not (self._made_in_i[at] or at in self._behind_hooks):
             return row
@@ -202,7 +201,7 @@ class _Stage:
         It shares these weights with layers that run again, or all that it has saved is behind hooks.
         """
         layer, own = self.chain[at], self._shared.own(at, self.chain[at])
-        peaks = undivided_peaks(layer, own)
+        peaks = self._of_i[at]
         chained = peaks.beside(self.tensors.callers_used(at))
         if at in self._behind_hooks:
             return with_undivided(row, own, peaks.alone, chained, BEHIND_HOOKS)

@@ -60,7 +60,9 @@ class EvictingProgram(StageProgram):
         for each in stage.rehearsals:
             if each.program == own:
                 plain = stage.adjusted()
-                return _rehearsed_rows(plain, len(self.again), each) if each.runs else _rows_of_no_use(plain)
+                if not each.runs:
+                    return _rows_of_no_use(plain)
+                return _rehearsed_rows(plain, len(self.again), each, shares=stage.shared.any)
         return _evicting_rows(stage.adjusted(), self)
 
 
@@ -74,7 +76,7 @@ def _rows_of_no_use(plain: Sequence[LayerProfile]) -> list[LayerProfile]:
     return [replace(row, backward_seconds=2 * row.backward_seconds) for row in (first, *plain[1:])]
 
 
-def _rehearsed_rows(plain: Sequence[LayerProfile], count: int, known: Rehearsal) -> list[LayerProfile]:
+def _rehearsed_rows(plain: Sequence[LayerProfile], count: int, known: Rehearsal, *, shares: bool) -> list[LayerProfile]:
     """The rows of a stage that was rehearsed as a whole: all that is saved is in the first one, as if it came first.
 
     Any layer may be the one at the peak. In the rows from the last trained layer on, which makes the first gradients of
@@ -84,11 +86,12 @@ def _rehearsed_rows(plain: Sequence[LayerProfile], count: int, known: Rehearsal)
         plain: the rows if everything is kept, with that of the loss if there is one.
         count: the number of layers.
         known: what was found out.
+        shares: whether other layers of the model use weights of the stage.
     """
     output = _held_output(plain[-1]) if len(plain) == count else 0
     peak, gradients = known.backward_peak_bytes, sum(row.gradient_bytes for row in plain)
     later, growing = known.later_backward_peak_bytes, known.growing_backward_peak_bytes
-    if any(row.shared_peaks is not None for row in plain):  # gradients of other stages may be there, or come first
+    if shares:  # gradients of other stages may be there, or come first
         later, growing = peak, peak + gradients
     first_in_backward = max((at for at, row in enumerate(plain) if row.gradient_bytes), default=0)
     flops = sum(row.forward_flops for row in plain)
@@ -183,9 +186,8 @@ def _row(plain: LayerProfile, room: _Room, forward_peak: int, again: int) -> Lay
         forward_peak: the most that is alive in its forward.
         again: how often it runs again.
     """
-    of_weights, of_i, made = plain.split_seconds[1], undivided_peaks(plain), plain.backward_made_bytes
-    if made is None:
-        made = plain.backward_transient_bytes + plain.saved_bytes  # at most all that it saves is freed before the peak
+    of_weights, of_i = plain.split_seconds[1], undivided_peaks(plain)
+    made = plain.backward_transient_bytes + plain.saved_bytes  # at most all that it saves is freed before the peak
     of_all = made + plain.gradient_bytes  # I makes the gradients of all weights
     more, held, saved = again * plain.forward_seconds, plain.held_output_bytes, room.until - room.before
     peaks = (room.backward(own, made) for own in (plain.backward_transient_bytes, plain.inner_backward_bytes))

@@ -35,11 +35,9 @@ def with_needs_of_w(rows: Sequence[LayerProfile], tensors: StageTensors) -> list
     for at, row in enumerate(rows):
         split = row.split
         if split is not None:
-            of_input, beside = split.input_bytes if split.inputs is None else 0, split.beside_output_bytes
-            stays = beside is not None and bool(tensors.made(at).keys() & needed)  # its output, while its own I runs
+            of_input = split.input_bytes if split.inputs is None else 0
             split = replace(
                 split,
-                chained_transient_bytes=beside if stays else split.chained_transient_bytes,
                 deferred_bytes=split.deferred_bytes + own[at],
                 input_bytes=max(given, of_input) if at == 0 else of_input,
                 held_bytes=held if at == len(rows) - 1 else 0,

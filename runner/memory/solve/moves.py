@@ -115,8 +115,7 @@ def _asking_bytes(layer: LayerProfile, kept: Collection[int], ends: bool) -> int
             hyperbolic tangent, then makes a gradient of this size, and asks for nothing else.
         ends: whether it is the stage's last layer.
     """
-    before = layer.asking_bytes if ends else layer.chained_asking_bytes
-    return before + (layer.gradient_of_output_bytes if kept and ends else 0)
+    return layer.asking_bytes + (layer.gradient_of_output_bytes if kept and ends else 0)
 
 
 def _entering(

@@ -162,8 +162,7 @@ class SecondRun:
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
         running = max(done, self._stopped_forward(at) - figures.kept_bytes)
-        asking = self._peaks[at].asking if self._leaves(at) else self._peaks[at].chained_asking
-        walk.reach(walk.made + waiting + running + asking)
+        walk.reach(walk.made + waiting + running + self._chain[at].asking_bytes)
         backward = self._last_backward(at) if self._leaves(at) else self._inner(at)
         walk.reach(walk.made + done + backward)
 

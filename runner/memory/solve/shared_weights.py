@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from runner.memory.solve.undivided import BackwardPeaks, undivided_peaks
 from runner.profile import LayerProfile, SharedWeight, SplitBackward
 
 __all__ = ["SharedGradients"]
@@ -20,6 +21,9 @@ class SharedGradients:
         count: the number of the stage's rows: its layers, and the loss if the stage is the last.
         shared: the weights that several layers of the model share.
         first: index of the stage's first layer in the whole model.
+
+    Attributes:
+        any: whether a layer of the stage uses a weight that another layer of the model uses, too.
     """
 
     def __init__(self, count: int, shared: Sequence[SharedWeight], first: int) -> None:
@@ -28,11 +32,10 @@ class SharedGradients:
         self._again = [0] * count  # gradients of a layer to which a later layer's are added
         self._made = [0] * count  # gradients of a layer to which no later layer's, but an earlier one's are added
         self._largest = [0] * count  # of these two, the largest one
-        self._alone = [0] * count  # gradients of a layer whose weights only other stages share
+        self.any = False
         for weight in shared:
             users = sorted(layer - first for layer in weight.layers if 0 <= layer - first < count)
-            if len(users) == 1:
-                self._alone[users[0]] += weight.gradient_bytes
+            self.any |= bool(users)
             if len(users) > 1:
                 self._users.append((users, weight.gradient_bytes))
                 self._left[users[-1]] += weight.gradient_bytes
@@ -53,22 +56,20 @@ class SharedGradients:
     def row(self, at: int, layer: LayerProfile) -> LayerProfile:
         """A layer's row, in whose peaks the gradients of shared weights wait, or are added to those that wait.
 
-        Where a layer makes some and adds to others, the peaks are bounds.
+        The sum with what waits is a further tensor for a moment. Where a layer adds to gradients, the peaks are bounds.
         """
-        peaks = layer.shared_peaks
-        if peaks is None or not self._largest[at]:
+        if layer.gradient_peaks is None or not self._largest[at]:
             return layer
         if not self._again[at]:
-            alone, chained, of_i = peaks.last_alone, peaks.last, layer.split
+            alone, chained, *_ = undivided_peaks(layer)  # B keeps gradients, too
+            of_i = layer.split
         else:
-            chained = peaks.between + self._made[at]
+            summing = layer.gradient_peaks.chained_adding + self._largest[at] + self._made[at]
+            chained = max(layer.inner_backward_bytes, summing)
             alone = max(layer.backward_transient_bytes, chained)
-            of_i = self._adding(at, layer, chained)
-        made = layer.backward_made_bytes
+            of_i = self._adding(at, layer)
         return replace(
             layer.with_backward(alone, chained),
-            handed_backward_bytes=(),  # they are measured without other users of the weights
-            backward_made_bytes=None if made is None else made + max(0, chained - layer.inner_backward_bytes),
             split=None if of_i is None else replace(of_i, made_bytes=max(of_i.made_bytes, 2 * self._largest[at])),
         )
 
@@ -85,20 +86,11 @@ class SharedGradients:
         """The gradients of a layer's weights that are not added to what waits already."""
         return max(0, layer.gradient_bytes - self._again[at])
 
-    def _adding(self, at: int, layer: LayerProfile, peak: int) -> SplitBackward | None:
-        """The figures of I of a layer that adds to gradients that wait already; ``peak``: that of its B."""
+    def undivided(self, at: int, layer: LayerProfile) -> BackwardPeaks:
+        """The peaks of an I that makes the gradients of all weights of a layer; ``layer``: its row without sharing."""
+        return undivided_peaks(self.row(at, layer) if self._again[at] else layer, self.own(at, layer))
+
+    def _adding(self, at: int, layer: LayerProfile) -> SplitBackward | None:
+        """The figures of I of a layer that adds to gradients that wait already; any of its weights may be shared."""
         split = layer.split
-        if split is None:
-            return None
-        undivided = peak + layer.gradient_bytes - self._again[at] - self._made[at]
-        # Which of its weights wait is not known: so much, at least, is added to what waits already.
-        added = max(0, split.waiting_shared_bytes - self._made[at] - self._alone[at])
-        beside = min(split.waiting_shared_bytes, self._largest[at])
-        return replace(
-            split.with_more(beside),
-            waiting_bytes=split.waiting_bytes - added,
-            handed_bytes=(),
-            handed_undivided_bytes=(),
-            undivided_bytes=undivided,
-            chained_undivided_bytes=undivided,
-        )
+        return None if split is None else split.with_more(min(split.waiting_bytes, self._largest[at]))

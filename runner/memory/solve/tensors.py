@@ -96,12 +96,13 @@ class StageTensors:
     def callers_used(self, at: int) -> dict[int, int]:
         """The part of :meth:`callers_gradient_bytes` that a layer's backward uses, by storage: it is not freed then.
 
-        The layer has made the tensor, or is the last whose autograd keeps it.
+        The layer has made the tensor, or is the last whose autograd keeps it. If it has made and saved it, the
+        tensor is not freed either, and is counted with its gradient.
         """
-        made, last_use = self.made(at), self._last_use_of_leaving
+        made, last_use, saves = self.made(at), self._last_use_of_leaving, self.saves(at)
         leaving = (each for each in self._chain[at].output if each.storage in last_use)
         return {
-            each.storage: each.gradient_bytes
+            each.storage: each.gradient_bytes + (each.num_bytes if each.storage in made.keys() & saves else 0)
             for each in leaving
             if last_use[each.storage] == at or (each.storage in made and last_use[each.storage] < at)
         }

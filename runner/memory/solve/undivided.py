@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
-from runner.profile import LayerProfile, Pairs, SplitBackward
+from runner.profile import LayerProfile, SplitBackward
 
 __all__ = [
     "AGAIN",
@@ -35,17 +34,11 @@ class BackwardPeaks(NamedTuple):
         alone: if the layer is its stage's last one, whose output and gradient the caller holds.
         chained: if another layer of its stage follows; None = not known.
         waiting: gradients of its weights that are alive while the layers before it run backward.
-        handed: the same as ``chained``, if the stage's caller holds a tensor that the layer has made, and its
-            gradient; by the storage of this tensor. Empty = not known.
-        asking, chained_asking: what it makes before it asks for the first saved tensor, alone and chained.
     """
 
     alone: int
     chained: int | None
     waiting: int
-    handed: Mapping[int, int] = MappingProxyType({})
-    asking: int = 0
-    chained_asking: int = 0
 
     @property
     def inner(self) -> int:
@@ -53,10 +46,8 @@ class BackwardPeaks(NamedTuple):
         return self.alone if self.chained is None else self.chained
 
     def beside(self, callers: Mapping[int, int]) -> int:
-        """As :attr:`inner`, if the caller holds some of the gradients that the layer uses: their bytes by storage."""
-        if len(callers) == 1 and (known := [self.handed[each] for each in callers if each in self.handed]):
-            return known[0]
-        return min(self.alone, self.inner + sum(callers.values()))
+        """As :attr:`inner`, or a bound if the caller holds what the layer would free: bytes by storage."""
+        return min(max(self.alone, self.inner), self.inner + sum(callers.values()))
 
 
 def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
@@ -66,15 +57,7 @@ def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
         layer: the layer.
         waiting: gradients of weights that later layers share with earlier ones, less those that no longer wait.
     """
-    handed = _by_storage(layer, layer.handed_backward_bytes)
-    return BackwardPeaks(
-        layer.backward_transient_bytes,
-        layer.chained_backward_bytes,
-        waiting,
-        handed,
-        layer.asking_bytes,
-        layer.chained_asking_bytes,
-    )
+    return BackwardPeaks(layer.backward_transient_bytes, layer.chained_backward_bytes, waiting)
 
 
 def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> BackwardPeaks:
@@ -85,31 +68,19 @@ def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> Backward
         waiting: the gradients that wait afterwards; None = those of all its weights.
     """
     waiting = layer.gradient_bytes if waiting is None else waiting
-    split = layer.split
-    if split is None or split.undivided_bytes is None:
-        alone = layer.backward_transient_bytes + layer.gradient_bytes
-        return BackwardPeaks(alone, None, waiting, {}, layer.asking_bytes, layer.chained_asking_bytes)
-    handed = _by_storage(layer, split.handed_undivided_bytes)
-    asking = split.asking_bytes, split.chained_asking_bytes
-    return BackwardPeaks(split.undivided_bytes, split.chained_undivided_bytes, waiting, handed, *asking)
+    alone, chained, known = layer.backward_transient_bytes, layer.inner_backward_bytes, layer.gradient_peaks
+    if known is None:
+        return BackwardPeaks(alone + waiting, chained + waiting, waiting)
+    return BackwardPeaks(max(alone, known.keeping), max(chained, known.chained_keeping), waiting)
 
 
 def beside_callers(layer: LayerProfile, callers: Mapping[int, int]) -> SplitBackward | None:
-    """The figures of a layer's I, if the caller holds some of the gradients that it uses: their bytes by storage."""
+    """The figures of a layer's I, if the caller holds what the layer would free: bytes by storage."""
     split = layer.split
     if split is None or not callers:
         return split
-    handed = _by_storage(layer, split.handed_bytes)
-    chained, beside = (
-        BackwardPeaks(split.transient_bytes, split.inner_bytes(keeps_output=keeps), 0, handed).beside(callers)
-        for keeps in (False, True)
-    )
-    return replace(split, chained_transient_bytes=chained, beside_output_bytes=beside)
-
-
-def _by_storage(layer: LayerProfile, peaks: Pairs) -> dict[int, int]:
-    """Peaks that are given by the place of a tensor in the layer's output."""
-    return {layer.output[place].storage: num_bytes for place, num_bytes in peaks}
+    peaks = BackwardPeaks(split.transient_bytes, split.chained_transient_bytes, 0)
+    return replace(split, chained_transient_bytes=peaks.beside(callers))
 
 
 def with_undivided(

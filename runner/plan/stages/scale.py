@@ -19,9 +19,7 @@ from runner.profile import (
     GradientPeaks,
     LayerProfile,
     ModelProfile,
-    Pairs,
     SharedGradient,
-    SharedPeaks,
 )
 
 __all__ = ["between", "for_samples"]
@@ -114,15 +112,8 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
-        handed_backward_bytes=tuple(
-            (place, _with_weight_gradient(num_bytes, layer, ratio) or 0)
-            for place, num_bytes in layer.handed_backward_bytes
-        ),
         asking_bytes=_with_weight_gradient(layer.asking_bytes, layer, ratio) or 0,
-        chained_asking_bytes=_with_weight_gradient(layer.chained_asking_bytes, layer, ratio) or 0,
-        shared_peaks=_scaled_peaks(layer, ratio),
         gradient_peaks=_scaled_gradient_peaks(layer, ratio),
-        backward_made_bytes=_with_weight_gradient(layer.backward_made_bytes, layer, ratio),
         recomputation={
             name: replace(
                 figures,
@@ -145,27 +136,12 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
             transient_bytes=_beside(layer.split.waiting_bytes, layer.split.transient_bytes, ratio) or 0,
             chained_transient_bytes=_beside(layer.split.waiting_bytes, layer.split.chained_transient_bytes, ratio),
-            undivided_bytes=_beside(layer.gradient_bytes, layer.split.undivided_bytes, ratio),
-            chained_undivided_bytes=_beside(layer.gradient_bytes, layer.split.chained_undivided_bytes, ratio),
-            beside_output_bytes=_beside(layer.split.waiting_bytes, layer.split.beside_output_bytes, ratio),
-            handed_bytes=_each_beside(layer.split.waiting_bytes, layer.split.handed_bytes, ratio),
-            handed_undivided_bytes=_each_beside(layer.gradient_bytes, layer.split.handed_undivided_bytes, ratio),
-            asking_bytes=_beside(layer.gradient_bytes, layer.split.asking_bytes, ratio) or 0,
-            chained_asking_bytes=_beside(layer.gradient_bytes, layer.split.chained_asking_bytes, ratio) or 0,
         ),
     )
 
 
 def _scaled_exchanges(exchanges: tuple[Exchange, ...], ratio: Fraction) -> tuple[Exchange, ...]:
     return tuple(replace(each, num_bytes=_bytes(each.num_bytes, ratio)) for each in exchanges)
-
-
-def _scaled_peaks(layer: LayerProfile, ratio: Fraction) -> SharedPeaks | None:
-    known = layer.shared_peaks
-    if known is None:
-        return None
-    peaks = (known.last, known.last_alone, known.between)
-    return SharedPeaks(*(_with_weight_gradient(peak, layer, ratio) or 0 for peak in peaks))
 
 
 def _scaled_gradient_peaks(layer: LayerProfile, ratio: Fraction) -> GradientPeaks | None:
@@ -197,11 +173,6 @@ def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fra
 def _beside(waiting: int, transient: int | None, ratio: Fraction) -> int | None:
     """Scale the peak of I, except for the gradients of weights that wait in it."""
     return None if transient is None else waiting + _bytes(max(transient - waiting, 0), ratio)
-
-
-def _each_beside(waiting: int, peaks: Pairs, ratio: Fraction) -> Pairs:
-    """:func:`_beside` for each of several peaks."""
-    return tuple((place, _beside(waiting, num_bytes, ratio) or 0) for place, num_bytes in peaks)
 
 
 def _maybe_seconds(seconds: float | None, times: float) -> float | None:

@@ -30,10 +30,9 @@ class SplitRanges:
         # While layer k runs, the later layers have left the tensors that W needs, and the gradients that wait for the
         # end of I. The input of layer k + 1 still counts as saved, except for what layer k + 1 or a later one counts.
         last = len(chain)
-        kept = [num_bytes > 0 for num_bytes in (*self._inputs[1:], 0)]  # whether the next layer's W needs the output
         self._running = RangeMaximum(
             [
-                saved[at + 1] + layer.gradient_of_output_bytes + each.inner_bytes(keeps_output=kept[at])
+                saved[at + 1] + layer.gradient_of_output_bytes + each.inner_bytes
                 - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)] - self._waiting[at + 1]
                 + min(layer.pending_output_bytes, self._inputs[min(at + 1, last - 1)])
                 for at, (layer, each) in enumerate(zip(chain, split, strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from runner.memory.solve.second_run import recomputation
 from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import BackwardPeaks, undivided_peaks, whole_peaks, with_undivided
+from runner.memory.solve.undivided import BackwardPeaks, whole_peaks, with_undivided
 from runner.memory.solve.values import GraphProgram, Rerun
 from runner.profile import LayerProfile
 
@@ -54,8 +54,8 @@ class _Play:
         chain = [*layers, loss] if loss is not None else layers
         self._loss, self._program, self._count = loss, program, len(layers)
         self._tensors = StageTensors(before, chain)
-        present = self._tensors.with_present_gradients(chain)
-        self._chain = [shared.row(at, layer) for at, layer in enumerate(present)]
+        self._unshared = self._tensors.with_present_gradients(chain)
+        self._chain = [shared.row(at, layer) for at, layer in enumerate(self._unshared)]
         self._sizes: dict[int, int] = {}
         for at in range(len(self._chain)):
             self._sizes |= self._tensors.made(at)
@@ -80,8 +80,9 @@ class _Play:
     def rows(self) -> list[LayerProfile]:
         saved = [self._saved(at) for at in range(len(self._chain))]
         forward = self._forward_peaks()
-        kinds = [[kind(layer) for layer in self._chain] for kind in (whole_peaks, undivided_peaks)]
-        backward, of_i = self._backward_peaks(sum(saved), kinds)
+        of_i = [self._shared.undivided(at, layer) for at, layer in enumerate(self._unshared)]
+        kinds = [[whole_peaks(layer) for layer in self._chain], of_i]
+        backward, divided = self._backward_peaks(sum(saved), kinds)
         found, so_far = [], 0
         for at, layer in enumerate(self._chain):
             so_far += saved[at]
@@ -100,7 +101,7 @@ class _Play:
                 copied_bytes=self._copies(at) if at < self._count else 0,
             )
             waiting = self._shared.own(at, layer)
-            found.append(changed if at == self._count else with_undivided(changed, waiting, of_i[at] + behind))
+            found.append(changed if at == self._count else with_undivided(changed, waiting, divided[at] + behind))
         return found
 
     def _is_end(self, at: int) -> bool:
