@@ -61,7 +61,6 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     split = document.pop("split", None)
     if split is not None:
         split["kept"] = tuple((name, reason) for name, reason in split.get("kept", ()))
-        split["inputs"] = None if split.get("inputs") is None else tuple(split["inputs"])
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     reads = document.pop("reads", None)

@@ -66,7 +66,6 @@ class SplitBackward:
             weights' own when the whole stage's I has ended, and are alive until then.
         chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage, whose W
             may need this layer's output; None = not known, ``transient_bytes`` is used.
-        inputs: the storages of ``input_bytes``; None = not known.
         held_bytes: the part of ``deferred_bytes`` that the stage's caller holds while I runs, as it is the stage's
             output. A measured profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
         made_bytes: the largest increase during W over what was alive at its start: of a weight that is used several
@@ -82,7 +81,6 @@ class SplitBackward:
     kept_in_one_piece: bool = False
     waiting_bytes: int = 0
     chained_transient_bytes: int | None = None
-    inputs: tuple[int, ...] | None = None
     held_bytes: int = 0
     made_bytes: int = 0
 
@@ -261,8 +259,6 @@ class LayerProfile:
         writes: storages of its input that its forward changes in place.
         writes_shared: whether several tensors of its input lie in one of these.
         repeats: whether it gives the same output and gradients when it is run again with the same random numbers.
-        passes_last: whether its backward makes nothing more once the gradient of any tensor is complete that it reads
-            and passes on, too.
         shared_gradients: gradients of its input that are parts of a larger tensor, as after a concatenation.
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
@@ -270,8 +266,6 @@ class LayerProfile:
         gradient_peaks: peaks of its backward once it makes gradients; None = not known.
         asking_bytes: what its backward makes before it asks for the first tensor that autograd has saved, with the
             gradients of weights that it keeps.
-        stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
-            one; None = not known, that of the whole forward without an unsaved output is used.
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: seconds of I and W; None = not known, half a backward each.
@@ -318,14 +312,12 @@ class LayerProfile:
     writes: tuple[int, ...] = ()
     writes_shared: bool = False
     repeats: bool = True
-    passes_last: bool = False
     shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
     gradient_peaks: GradientPeaks | None = None
     asking_bytes: int = 0
     statistics_bytes: int = 0
-    stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
     input_gradient_seconds: float | None = None

@@ -9,7 +9,7 @@ of the layer's input or weights in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from runner.model.boundary import Structure, enter_graph, flatten, map_tensors, unflatten
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.traced.module_structure import form_of, structure_of
-from runner.profile import LayerProfile, SplitBackward
+from runner.profile import LayerProfile
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.layer import boundary_tensors, profile_call
 
@@ -99,7 +99,6 @@ class AlikeLayers:
             reads=tuple(sorted(reads & given)),
             writes=tuple(sorted(writes & given)),
             shared_gradients=shared,
-            split=_split_of(known.row.split, now),
         )
         return map_tensors(as_leaf, made), row
 
@@ -110,13 +109,6 @@ class AlikeLayers:
         shared = tuple(map(numbers.index, numbers))
         counted = tuple(map(self._tracker.counted_bytes, tensors))
         return json.dumps(nesting), shared, counted, tuple(map(form_of, tensors))
-
-
-def _split_of(split: SplitBackward | None, now: Mapping[int, int]) -> SplitBackward | None:
-    """The same figures with other storages of the input."""
-    if split is None or split.inputs is None:
-        return split
-    return replace(split, inputs=tuple(sorted({now[storage] for storage in split.inputs})))
 
 
 @dataclass(frozen=True, slots=True)

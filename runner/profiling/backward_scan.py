@@ -19,7 +19,6 @@ __all__ = [
     "as_leaf",
     "chained_backward",
     "having_gradients",
-    "passes_last",
 ]
 
 T = TypeVar("T")
@@ -69,16 +68,10 @@ class BackwardWatch:
         self._peak = 0  # without those
         self._from_first: tuple[int, int] | None = None  # without and with those, from the first gradient on
 
-    def forward(self, run: Callable[[], T], saving: Callable[[], None] = lambda: None) -> tuple[T, bool]:
-        """Run a forward so that it is seen when its backward asks for what is saved, see :func:`run_hooked`.
-
-        Args:
-            run: the forward.
-            saving: is called whenever autograd saves a tensor.
-        """
+    def forward(self, run: Callable[[], T]) -> tuple[T, bool]:
+        """Run a forward so that it is seen when its backward asks for what is saved, see :func:`run_hooked`."""
 
         def pack(tensor: Tensor) -> Tensor:
-            saving()
             newest = autograd._get_sequence_nr() - 1  # type: ignore[attr-defined, unused-ignore]
             is_result = tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() == newest  # of what saves it
             return tensor.detach() if is_result else tensor  # itself, with which a shared entry of ranks lives as long
@@ -184,31 +177,6 @@ def having_gradients(trained: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.grad = None
-
-
-def passes_last(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> bool:
-    """Whether a backward makes nothing more once the gradient of a tensor is complete that the layer passes on.
-
-    Args:
-        function, value, tracker: see :func:`chained_backward`.
-    """
-    given = map_tensors(as_leaf, value)
-    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
-    leaving = {root.untyped_storage() for root in roots}
-    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
-    passed = [leaf for leaf in leaves if leaf.untyped_storage() in leaving]
-    complete: list[int] = []
-
-    def note(gradient: Tensor) -> None:
-        if not complete:
-            complete.append(tracker.live)
-            tracker.reset_peak()
-
-    for leaf in passed:
-        leaf.register_hook(note)  # type: ignore[no-untyped-call]
-    if passed:
-        torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
-    return bool(complete) and tracker.peak <= complete[0]
 
 
 class _Later(torch.autograd.Function):

@@ -23,7 +23,6 @@ from runner.profiling.backward_scan import (
     as_leaf,
     chained_backward,
     having_gradients,
-    passes_last,
 )
 from runner.profiling.flops import FlopCounter
 from runner.profiling.operator_peaks import OperatorPeaks
@@ -59,14 +58,15 @@ def profile_call(
     scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
     peaks, watch = OperatorPeaks(tracker), BackwardWatch(tracker, trained)
     writes = _WriteWatch(function)
-    forward = _Forward(writes, given, tracker, peaks, watch if scan.hooked else None)
-    output, saved = forward.output, forward.saved_bytes
+    base = tracker.live
+    with FlopCounter() as forward, peaks:
+        output = watch.forward(lambda: writes(enter_graph(given)))[0] if scan.hooked else writes(enter_graph(given))
+    saved = tracker.live - base
     forward_peak, second_peaks = peaks.peak_bytes, {preset: peaks.second_peak(preset) for preset in OPERATORS}
     kept, numbered = _storages(scan, given, output, numbers)
     roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
     parts = _SharedGradients(flatten(given)[0], numbers)
     alone, backward = _backward(roots, tracker, watch)
-    passes = {*map(numbers.of, roots)} & {numbers.of(each) for each in flatten(given)[0] if each.requires_grad}
     with having_gradients(trained):
         row = LayerProfile(
             name=name,
@@ -75,31 +75,29 @@ def profile_call(
             output_bytes=num_bytes(output),
             forward_transient_bytes=max(0, forward_peak - saved),
             backward_transient_bytes=alone.peak,
-            forward_flops=forward.flops.total,
+            forward_flops=forward.total,
             backward_flops=backward.total,
-            forward_exchanges=forward.flops.exchanges(),
+            forward_exchanges=forward.exchanges(),
             backward_exchanges=backward.exchanges(),
-            draws_apart=forward.flops.draws_apart,
+            draws_apart=forward.draws_apart,
             forward_seconds=0.0,
             backward_seconds=0.0,
             saves_input=scan.saves_input,
             saves_output=scan.saves_output,
             unsaved_forward_bytes=scan.peak_bytes,
-            recomputation=scan.recomputation(forward.flops.total, second_peaks.__getitem__, numbered),
-            split=split_figures(function, value, tracker, module, backward.total, numbers),
+            recomputation=scan.recomputation(forward.total, second_peaks.__getitem__, numbered),
+            split=split_figures(function, value, tracker, module, backward.total),
             output=boundary_tensors(output, tracker, numbers),
             saves=kept,
             reads=tuple(sorted({numbered[seen] for seen in scan.read})),
             writes=tuple(sorted(set(map(numbers.of, writes.written)))),
             writes_shared=writes.shared,
-            passes_last=bool(passes) and passes_last(function, value, tracker),
             shared_gradients=parts.found(),
             output_gradient_bytes=num_bytes(roots),
             chained_backward_bytes=chained.peak,
             gradient_peaks=GradientPeaks(alone.adding, chained.adding, alone.keeping, chained.keeping),
             asking_bytes=max(alone.asking, chained.asking),
             statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
-            stopped_forward_bytes=forward.stopped_bytes,
             unreached=watch.unreached,
         )
     return map_tensors(as_leaf, output), row
@@ -197,45 +195,6 @@ def _running_statistics(module: nn.Module | None) -> Iterator[list[Tensor]]:
 def num_bytes(value: Any) -> int:
     """Bytes of all tensors in a nest."""
     return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
-
-
-class _Forward:
-    """Calls a function once.
-
-    Args:
-        function, given: the function and its input.
-        tracker: active.
-        peaks: notes the bytes of operators.
-        watch: sees what autograd saves; None: it refuses to be watched.
-
-    Attributes:
-        output: what the function returned.
-        saved_bytes: the bytes alive after it.
-        stopped_bytes: its peak until autograd has saved the last tensor.
-        flops: what has counted its FLOPs.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        given: Any,
-        tracker: LiveTracker,
-        peaks: OperatorPeaks,
-        watch: BackwardWatch | None,
-    ) -> None:
-        self._peaks, self.stopped_bytes = peaks, 0
-        base = tracker.live
-        with FlopCounter() as self.flops, peaks:
-            if watch is not None:
-                self.output, _ = watch.forward(lambda: function(enter_graph(given)), self._saves)
-            else:
-                self.output = function(enter_graph(given))
-        self.saved_bytes = tracker.live - base
-        if watch is None:
-            self._saves()
-
-    def _saves(self) -> None:
-        self.stopped_bytes = self._peaks.peak_bytes
 
 
 def _backward(roots: Sequence[Tensor], tracker: LiveTracker, watch: BackwardWatch) -> tuple[BackwardPeaks, FlopCounter]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
-from runner.model.live_tracker import LiveTracker, StorageNumbers
+from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import PendingWeights, backward_input, backward_weight
 from runner.model.split.reasons import kept_in_input, waiting_weights
 from runner.profile import SplitBackward
@@ -26,7 +26,6 @@ def split_figures(
     tracker: LiveTracker,
     module: nn.Module | None = None,
     backward_flops: float = 0.0,
-    numbers: StorageNumbers | None = None,
 ) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
@@ -36,7 +35,6 @@ def split_figures(
         tracker: active; its peak is reset.
         module: names the weights that ``function`` uses.
         backward_flops: FLOPs of a whole backward.
-        numbers: gives the storages of the input their numbers; None: they are not told.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
@@ -50,11 +48,11 @@ def split_figures(
         made, pending = backward_input(roots, gradients, leaves)
     transient = tracker.peak - before
     del roots, made, leaves
-    needed_gradient = sum(_still_needed(gradients, tracker))
+    needed_gradient = _still_needed(gradients, tracker)
     copies = flatten(given)[0]
     del given
-    needed = _still_needed(copies, tracker)
-    needed_input, left = sum(needed), tracker.live
+    needed_input = _still_needed(copies, tracker)
+    left = tracker.live
     made_bytes = _made_by(pending, tracker)
     del pending
     deferred = left - base - needed_gradient - needed_input
@@ -65,7 +63,6 @@ def split_figures(
         needed_gradient,
         transient,
         waiting_bytes=sum(weight.nbytes for weight in waiting),
-        inputs=_storages_of(value, needed, numbers) if numbers is not None else None,
         chained_transient_bytes=chained.peak,
         made_bytes=made_bytes,
     )
@@ -98,20 +95,14 @@ def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:
     return float(flops.total)
 
 
-def _still_needed(tensors: list[Tensor], tracker: LiveTracker) -> list[int]:
-    """Empty the list; return for each of its tensors the bytes that are alive nevertheless."""
-    needed = []
+def _still_needed(tensors: list[Tensor], tracker: LiveTracker) -> int:
+    """Empty the list; return the bytes of its tensors that are alive nevertheless."""
+    needed = 0
     while tensors:
         num_bytes, before = tensors[-1].untyped_storage().nbytes(), tracker.live
         tensors.pop()
-        needed.append(num_bytes - (before - tracker.live))
-    return needed[::-1]
-
-
-def _storages_of(value: Any, needed: list[int], numbers: StorageNumbers) -> tuple[int, ...]:
-    """The storages of the tensors of an input of which any bytes are needed."""
-    found = {numbers.of(tensor) for tensor, num_bytes in zip(flatten(value)[0], needed, strict=True) if num_bytes}
-    return tuple(sorted(found))
+        needed += num_bytes - (before - tracker.live)
+    return needed
 
 
 def _copied(tensor: Tensor) -> Tensor:

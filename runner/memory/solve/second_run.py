@@ -156,23 +156,16 @@ class SecondRun:
     def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
         """Walk through the last layer: the run stops when it has what the backward needs, and the backward goes on.
 
-        The backward has begun before: the run waits until it asks for the first saved tensor.
+        The backward has begun before: the run waits until it asks for the first saved tensor. Its peak is at most that
+        of a whole forward.
         """
-        figures = recomputation(self._chain[at], save_ops)
+        layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
-        running = max(done, self._stopped_forward(at) - figures.kept_bytes)
-        walk.reach(walk.made + waiting + running + self._chain[at].asking_bytes)
+        running = max(done, layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes)
+        walk.reach(walk.made + waiting + running + layer.asking_bytes)
         backward = self._last_backward(at) if self._leaves(at) else self._inner(at)
         walk.reach(walk.made + done + backward)
-
-    def _stopped_forward(self, at: int) -> int:
-        """Peak bytes of a second forward of a segment's last layer; it stops early, as its output is not needed."""
-        layer, saves = self._chain[at], self._tensors.saves(at)
-        if layer.stopped_forward_bytes is not None:
-            return layer.stopped_forward_bytes
-        unsaved_output = sum(size for storage, size in self._tensors.made(at).items() if storage not in saves)
-        return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
 
     def _last_backward(self, at: int) -> int:
         """Peak bytes of the backward of a stage's last layer; the caller has its gradient but not its second output."""

@@ -126,14 +126,13 @@ class StageTensors:
     def absent_gradient_bytes(self, at: int) -> int:
         """Bytes of gradients of a layer's output that are not there, as no later layer reads the tensors.
 
-        These are tensors that the layer only passes on, or to whose gradients it adds its own part last of all, so that
-        its backward would hold the absent ones from its beginning to its end.
+        These are tensors that the layer only passes on. If it reads them, too, it may make its own part of the gradient
+        at any time, so that its row counts the absent one.
         """
         layer = self._chain[at]
         used = self._last_use_of_leaving.keys() | self._read_after(at)
         before = {tensor.storage for tensor in (self._chain[at - 1].output if at else ())} - used
-        if not layer.passes_last:
-            before -= set(before if layer.reads is None else layer.reads)
+        before -= set(before if layer.reads is None else layer.reads)
         return sum(tensor.gradient_bytes for tensor in layer.output if tensor.storage in before)
 
     def _read_after(self, at: int) -> set[int]:

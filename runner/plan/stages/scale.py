@@ -110,7 +110,6 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             SharedGradient(each.storages, _bytes(each.num_bytes, ratio)) for each in layer.shared_gradients
         ),
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
-        stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
         asking_bytes=_with_weight_gradient(layer.asking_bytes, layer, ratio) or 0,
         gradient_peaks=_scaled_gradient_peaks(layer, ratio),
