@@ -64,6 +64,7 @@ class BackwardWatch:
         self._tracker, self._trained = tracker, trained
         self.unreached: tuple[int, ...] = ()
         self._asked: int | None = None
+        self._complete: dict[int, tuple[int, int]] = {}  # by weight, the storage of its gradient, and its bytes
         self._kept = 0  # bytes of the gradients that are complete
         self._peak = 0  # without those
         self._from_first: tuple[int, int] | None = None  # without and with those, from the first gradient on
@@ -124,12 +125,14 @@ class BackwardWatch:
             self._from_first = live - self._kept, live
 
     def _keep(self, weight: Tensor) -> None:
-        """A gradient is complete. One that is a part of a larger tensor counts although the others may be gone."""
+        """A gradient is complete, or was added to. The memory of one that is a part of a larger tensor counts on."""
         self._note(alone=False)
         gradient = weight.grad
         if gradient is not None and gradient.layout is torch.strided:
-            whole = gradient.untyped_storage().nbytes()
-            self._kept += whole if whole == gradient.nbytes else 0
+            storage = gradient.untyped_storage()
+            whole = storage.nbytes()
+            self._complete[id(weight)] = storage._cdata, whole if whole == gradient.nbytes else 0
+            self._kept = sum(dict(self._complete.values()).values())  # gradients of two weights may share memory
 
 
 def chained_backward(
