@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch.nn import functional as F
 from whole_runs import train
 
 from runner.config.compose.resolve import resolve
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.gradients import StageGradients
+from runner.engine.update.update import Update
+from runner.model.tags import ParameterTag
 
 _MODEL = """
 import torch
@@ -104,3 +108,25 @@ def test_an_update_that_is_timed_has_all_gradients() -> None:
         gradients.close(applied=True)
     gradients.leave_out_unreached(gradients)
     assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_holders_ask_alike_after_a_step_that_only_one_of_them_finds_not_finite() -> None:
+    """A tied weight's holders met with sums of other tensors in the step after an overflow, and the run died."""
+
+    def asked(transport: ThreadTransport) -> int:
+        tied, own = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+        tag = ParameterTag("tied", ("tied",), (0, 1), (0, 1), transport.rank == 0, is_trained=True)
+        sets = [StageGradients([("tied", tied)], tag), StageGradients([("own", own)])]
+        update = Update(
+            gradients=sets, pipeline=(0, 1), transport=transport, clip_norm=None, clip_value=None, scaling=None
+        )
+        (2 * tied).sum().backward()  # type: ignore[no-untyped-call]
+        (own * (math.inf if transport.rank else 1.0)).sum().backward()  # type: ignore[no-untyped-call]
+        for handle in sets[0].reduce(transport):
+            handle.wait()
+        update.open(1.0)
+        assert not update.verdict().finite
+        update.close()
+        return len(sets[0].reduce(transport))
+
+    assert run_ranks(2, asked) == [1, 1]

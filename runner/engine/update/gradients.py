@@ -60,6 +60,7 @@ class StageGradients:
         self.num_bytes_at_home = 0  # of the buffers, in the host's memory because their weights are at home there
         view_of: dict[Parameter, Tensor] = {}
         self._reached: Tensor | None = None  # by parameter, on how many holders a backward has reached it
+        self._counts: list[int] | None = None  # the same once it is known
         self._has_told = False
         self._asks = True  # whether the holders tell each other what was reached
         for members in by_kind.values():
@@ -96,6 +97,7 @@ class StageGradients:
 
     def close(self, *, applied: bool) -> None:
         """End a step: clear the gradients, and tell the reducer whether the weights were updated with their sums."""
+        self._counts = None
         self.reducer.settle(applied)
         self.zero()
         self.claim()
@@ -105,6 +107,16 @@ class StageGradients:
         """Count every gradient as one that a backward has reached, for an update that is only timed."""
         for _, view in self._views:
             increment_version(view)
+
+    def learn_reached(self) -> None:
+        """Read what the holders have told each other of a step, once its sums are there.
+
+        It decides whether they ask in the next one, so that each of them must learn it in every step, also in one that
+        is skipped, of which only some may hold what is not finite.
+        """
+        if self._reached is not None:
+            self._counts, self._reached = self._reached.tolist(), None
+            self._asks = min(self._counts) < len(self.holders)
 
     def leave_out_unreached(self, wide: StageGradients) -> None:
         """Give no gradient to the parameters that no backward of the step has reached, on any holder.
@@ -116,9 +128,9 @@ class StageGradients:
         Args:
             wide: the set that is updated: this one, or that of the master weights.
         """
-        if self._reached is not None:
-            counts, self._reached = self._reached.tolist(), None
-            self._asks = min(counts) < len(self.holders)
+        counts: Sequence[int]
+        if self._counts is not None:
+            counts = self._counts
         elif len(self.holders) <= 1:
             counts = self._own_reached()
         elif not isinstance(self.reducer, PlainSum):

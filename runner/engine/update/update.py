@@ -87,6 +87,8 @@ class Update:
         Args:
             weight: sum of the samples' weights in the step.
         """
+        for gradients in self._gradients:
+            gradients.learn_reached()
         finite = all(gradients.are_finite() for gradients in self._gradients)
         self._own = [float(finite)]
         if finite:
