@@ -89,7 +89,7 @@ def _called_here(function: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 def _found_here(function: Callable[..., Any], config: RunConfig, *given: Any, **named: Any) -> Any:
     kind = optimizer_of(config.optimizer)
-    figures = kind.state_bytes, kind.values_by_axes, kind.profiler
+    figures = kind.state_bytes, kind.values_by_axes, kind.profiler, kind.count_bytes or None
     own = kind.name if any(each is not None for each in figures) else ""
     key = repr((
         function.__name__, config.model, [len(each) for each in given], config.precision.name, config.trainer.freeze,
