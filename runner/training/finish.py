@@ -286,8 +286,9 @@ def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
     scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
     if not scales and config.trainer.on_nonfinite != "skip":
         return {}
-    skipped = {"skipped_steps": [line["step"] for line in lines if line.get("skipped")]}
-    return skipped | ({"loss_scale": scales[-1]} if scales else {})
+    skipped = {line["step"] for line in lines if line.get("skipped")}
+    skipped |= {each["step"] for line in lines for each in line.get("taken_back", ()) if each["skipped"]}
+    return {"skipped_steps": sorted(skipped)} | ({"loss_scale": scales[-1]} if scales else {})
 
 
 def _moved(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

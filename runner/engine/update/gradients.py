@@ -245,10 +245,13 @@ def _sum_of_squares(gradient: Tensor) -> float:
 
 
 def _is_finite(flat: Tensor) -> bool:
-    """Whether no element is NaN or infinite.
+    """Whether no element is NaN or infinite; makes no temporary tensors.
 
-    If all elements are finite, one sum without temporary tensors usually shows it: the sum of elements among which
-    there is a NaN or an infinity is never finite.
+    If all elements are finite, one sum usually shows it: the sum of elements among which there is a NaN or an infinity
+    is never finite. Else the smallest and the largest element say it, each a NaN if there is one.
     """
     total = flat.sum(dtype=torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(flat).all())
+    if torch.isfinite(total):
+        return True
+    least, most = torch.aminmax(torch.view_as_real(flat) if flat.is_complex() else flat)
+    return bool(torch.isfinite(least) & torch.isfinite(most))
