@@ -20,7 +20,6 @@ import torch
 
 __all__ = [
     "OWN_GENERATOR",
-    "drawn_so_far",
     "keep_generators",
     "mix_seed",
     "seed_generators",
@@ -90,12 +89,6 @@ def keep_generators() -> Callable[[], None]:
             generator.set_state(state)
 
     return restore
-
-
-def drawn_so_far() -> object:
-    """What Python's and NumPy's generators have come to: equal to an earlier value if nothing has drawn in between."""
-    numpy = np.random.get_state(legacy=False)["state"]
-    return random.getstate(), numpy["key"].tobytes(), numpy["pos"]
 
 
 @contextlib.contextmanager

@@ -274,7 +274,7 @@ class LayerProfile:
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
         trained_shapes: the shapes of its trainable parameters; empty = not known.
-        unreached: the places, among ``trained_shapes``, of parameters that no gradient reaches, whatever the data are.
+        unreached: the places, among ``trained_shapes``, of parameters that no gradient reaches in any step of a run.
         elsewhere_bytes: the gradient of the largest matrix among them that ranks divide, without this rank's part.
         moves: what is moved to the host's memory and back. A measured profile has none;
             :func:`runner.memory.solve.adjust.adjusted` writes it.

@@ -35,8 +35,9 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, of_whole_model
 from runner.model.modes import num_evaluating
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, for_loss, to_precision
-from runner.model.seeds import drawn_so_far, seeded
+from runner.model.seeds import seeded
 from runner.model.ties import find_ties, tied_parameters, tied_places
+from runner.model.traced.segments import Segment
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.collector import collector_paused
 from runner.plan.layout.batches import largest_microbatch
@@ -279,26 +280,15 @@ def faked_profile(config: RunConfig, inputs: Any, targets: Any, mode: Any = None
 def _faked_profile(config: RunConfig, inputs: Any, targets: Any, *, by_values: bool, mode: Any = None) -> ModelProfile:
     with faked(config, inputs, targets, by_values=by_values, mode=mode) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        states, before = state_bytes_of(config, dtype), drawn_so_far()
+        states = state_bytes_of(config, dtype)
         profile = profile_layers(
             model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, fill_profiler_of(config)
         )
-        if by_values or model.step is not None or before != drawn_so_far():
-            profile = _may_reach_all(profile)
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:  # what is found in traces is checked there
             raise_problems(part_problems(config, model, fake_inputs))
     raise_problems(_without_effect(config, model))
     return profile
-
-
-def _may_reach_all(profile: ModelProfile) -> ModelProfile:
-    """The profile of layers whose next backward may reach other weights, such as those of an expert.
-
-    Fake tensors have no values. So, where layers run on them, what a backward reaches depends on nothing but the shapes
-    of the batch, unless the layers draw numbers of Python or NumPy, remember earlier batches, or are changed by others.
-    """
-    return replace(profile, layers=tuple(replace(row, unreached=()) for row in profile.layers))
 
 
 def _with_parts(profile: ModelProfile, model: LoadedModel, config: RunConfig) -> ModelProfile:
@@ -336,7 +326,6 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         states = state_bytes_of(config, dtype)
         profiler = fill_profiler_of(config)
         profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
-        profile = _may_reach_all(profile)
         profile = _with_parts(profile, model, config)
         if model.division is not None and model.division.divides:
             raise_problems(part_problems(config, model, inputs))
@@ -431,14 +420,14 @@ def profile_layers(
             if profiler is not None and states is not None:
                 states += profiler.state_bytes(module, tied)
                 row = replace(row, fills=profiler.fills(module, tied, function, before))
-            unreached = _without_shared(row.unreached, source, module, places)
+            unreached = _never_reached(row.unreached, source, module, places)
             rows.append(replace(row, optimizer_bytes=states, unreached=unreached))
             in_evaluation += num_evaluating([module])
             sizes_vary = sizes_vary or function.varies
         lose = partial(checked_loss, loss, targets, samples)
         with about_loss((value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)
-    profile = ModelProfile(
+    return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
         sizes_vary=sizes_vary,
@@ -460,7 +449,6 @@ def profile_layers(
         in_evaluation=in_evaluation,
         cut_finely=any(source.is_fine for source in sources),
     )
-    return _may_reach_all(profile) if sizes_vary or changed.found else profile
 
 
 def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
@@ -472,10 +460,17 @@ def checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) ->
     return total
 
 
-def _without_shared(
+def _never_reached(
     unreached: Sequence[int], source: LayerSource, module: nn.Module, places: set[tuple[int, str]]
 ) -> tuple[int, ...]:
-    """The unreached ones of a layer's trained parameters, without those that other layers use and may reach."""
+    """The unreached ones of a layer's trained parameters that no step of a run reaches either.
+
+    Only of a traced model is that known: its program is the run's, whatever the data are. Code that runs anew in each
+    step may take another way, for a smaller batch or once a hook has said so, and may use weights of another layer;
+    weights that several segments use are reached if one of them reaches them.
+    """
+    if not isinstance(module, Segment) or source.step is not None:
+        return ()
     named = module.named_parameters(remove_duplicate=False)
     shared = {id(parameter) for name, parameter in named if (source.index, source.full_name(name)) in places}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

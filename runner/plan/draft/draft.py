@@ -158,11 +158,12 @@ def _with_states_that_are_made(config: RunConfig, profile: ModelProfile, schedul
     """The profile, without what it knows of weights that no gradient reaches if they may have states nevertheless.
 
     ZeRO keeps states of flat parts. A compressor gives gradients to all weights, a weight that moves to the host or has
-    several copies takes its states along, and a callback may change the model.
+    several copies takes its states along, a callback may change the model, and what is resumed may have reached others.
     """
     offload, order = config.offload, config.schedule
     elsewhere = any(each != "none" for each in (offload.optimizer, offload.parameters, offload.weights))
-    as_one = config.zero.stage is None and config.compression.name == "none" and not (elsewhere or config.callbacks)
+    as_one = config.zero.stage is None and config.compression.name == "none" and config.resume is None
+    as_one = as_one and not (elsewhere or config.callbacks)
     if as_one and not (order.post_validation or schedule.is_asynchronous or schedule.own_weights):
         return profile
     return replace(profile, layers=tuple(replace(each, unreached=()) for each in profile.layers))
