@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_told_with_its_size() -> None:
     config.memory_limit = "1100"
     plan = make_plan(config, BLOCKS)
     assert any("one device does not fit" in line for line in plan.advice)
-    assert any(line.startswith("one device needs 1.67 kB of 1.10 kB") for line in plan.reasons)
+    assert any(line.startswith("one device needs 1.69 kB of 1.10 kB") for line in plan.reasons)
 
 
 def test_ranks_of_a_node_share_its_memory() -> None:
