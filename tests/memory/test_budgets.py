@@ -28,7 +28,7 @@ from runner.profiling.model import profile_layers
 from runner.schedule.values import Schedule
 
 SAMPLES = 1024
-SCALARS = 64  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
+SCALARS = 80  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
 KEPT = {"saves_output": False, "unsaved_forward_bytes": 14}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from runner.memory.solve.values import Segment
 
 SAMPLES, WIDTH, WIDE = 64, 8, 512
-SCALARS = 64  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
+SCALARS = 80  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
 
 
 class _Makes(nn.Module):
