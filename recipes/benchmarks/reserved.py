@@ -1,9 +1,9 @@
 """Predicts how much memory torch's allocator reserves on a device under ZeRO, by a simulation of a few steps.
 
-All allocations of one rank are simulated. Those of the forward and backward come from a trace. To these,
-the simulation adds the buffers of the runner and DeepSpeed 0.19.8: flat partitions, buckets and their flat copies, and
-gathered weights. More memory is reserved than is ever allocated at once, because a freed block can only be used for
-requests that fit into it.
+All allocations of one rank are simulated. Those of the forward and backward come from a trace. To these, the simulation
+adds the buffers of the runner and DeepSpeed 0.19.8: flat partitions, buckets and their flat copies, and gathered
+weights. More memory is reserved than is ever allocated at once, because a freed block can only be used for requests
+that fit into it.
 
 The simulation is simplified: the weights of a layer are gathered in one block, there is one stream, and the memory of
 CUDA's context and NCCL is not counted.

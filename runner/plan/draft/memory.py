@@ -19,7 +19,7 @@ __all__ = ["memory_of"]
 # Bytes that no layer's profile shows. They matter for tiny models.
 _LOSS_OF_STEP = 16  # every rank, for each step that is under way: the sum and the weight of its loss, in float64
 _HEADER = 48  # every rank but the last: six numbers of the step, which are on their way to the next rank
-_UPDATE = 16  # every rank: numbers of an optimizer's update, such as its rate, that are tensors
+_UPDATE = 16  # every rank, at most: numbers that an optimizer's update makes as tensors, such as its rate
 _ASKS = 8  # the last rank: one number of them, which is on its way to the rank of the last stage
 _LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
 _WIDE_LOSS = 4  # more of it if the loss is computed in fp64
